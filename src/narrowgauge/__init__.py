@@ -1,0 +1,1 @@
+"""The launcher: plans, builds, runs, records, draws and judges. Never imports torch."""

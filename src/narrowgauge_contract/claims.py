@@ -1,0 +1,221 @@
+"""`claims.toml`: what a paper claims, as data that can be judged. Schema and check; judging is the host's.
+
+A claim's metric is a small closed language, never evaluated as code:
+`value`, `ratio`, `geomean` and `order` over selections `name{parameter=value, …}`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+from narrowgauge_contract.errors import ClaimsError, nearest
+from narrowgauge_contract.spec import ExperimentSpec, Scalar, load_toml
+
+__all__ = [
+    "Claim",
+    "ClaimKind",
+    "Expectation",
+    "MetricOperator",
+    "Selection",
+    "Verdict",
+    "load_claims",
+    "parse_claims",
+]
+
+
+class ClaimKind(str, enum.Enum):
+    """What shape of statement a claim is."""
+
+    VALUE = "value"
+    RATIO = "ratio"
+    ORDERING = "ordering"
+    TREND = "trend"
+    BOUND = "bound"
+    EQUIVALENCE = "equivalence"
+
+
+class MetricOperator(str, enum.Enum):
+    """How the selections of a claim become figures."""
+
+    VALUE = "value"
+    RATIO = "ratio"
+    GEOMEAN = "geomean"
+    ORDER = "order"
+
+
+class Verdict(str, enum.Enum):
+    """Never a bare pass. `reproduced-trend`: other hardware, the shape holds."""
+
+    REPRODUCED = "REPRODUCED"
+    REPRODUCED_TREND = "REPRODUCED-TREND"
+    NOT_REPRODUCED = "NOT-REPRODUCED"
+    UNSTABLE = "UNSTABLE"
+    INVALID = "INVALID"
+    NOT_APPLICABLE = "NOT-APPLICABLE"
+    SKIPPED = "SKIPPED"
+
+
+#: How many selections each operator takes (least, most).
+_ARITY = {
+    MetricOperator.VALUE: (1, 1),
+    MetricOperator.RATIO: (2, 2),
+    MetricOperator.GEOMEAN: (1, 64),
+    MetricOperator.ORDER: (2, 64),
+}
+_STATISTICS = ("median", "mean", "last", "last-mean", "min", "max")
+_SELECTION = re.compile(r"^(?P<name>[a-z][a-z0-9_.-]*)(?:\{(?P<where>[^{}]*)\})?$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """A metric of the rows whose parameters equal `where`."""
+
+    metric: str
+    where: Dict[str, Scalar]
+
+
+@dataclasses.dataclass(frozen=True)
+class Expectation:
+    """What a target should give. `minimum` and `maximum` bound; `tolerance` is relative to `figure`."""
+
+    figure: Optional[float] = None
+    tolerance: Optional[float] = None
+    minimum: Optional[float] = None
+    maximum: Optional[float] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """One claim. `expected` maps a target (or `any`) to its expectation; `minutes` and `disk_gb` are
+    what checking it costs."""
+
+    id: str
+    text: str
+    paper: str
+    kind: ClaimKind
+    operator: MetricOperator
+    selections: Tuple[Selection, ...]
+    statistic: str
+    expected: Dict[str, Expectation]
+    minimum_repeats: int
+    profile: str
+    minutes: float
+    disk_gb: float
+    measured_on: str = ""
+
+
+def load_claims(path: Path, spec: ExperimentSpec) -> Tuple[Claim, ...]:
+    """Read and check `claims.toml` against the experiment it belongs to. Raises ClaimsError."""
+    return parse_claims(load_toml(path), spec, where=str(path))
+
+
+def parse_claims(
+    document: Mapping[str, Any], spec: ExperimentSpec, where: str = "claims.toml"
+) -> Tuple[Claim, ...]:
+    """Check a parsed claims.toml: closed keys, known parameters and values, arity, expectations."""
+    _only(document, ("claim",), where)
+    claims = []
+    seen = set()
+    for number, body in enumerate(document.get("claim", ()), start=1):
+        place = f"{where} claim {number}"
+        claim = _parse_claim(body, spec, place)
+        if claim.id in seen:
+            raise ClaimsError(f"{place}: the id '{claim.id}' is used twice")
+        seen.add(claim.id)
+        claims.append(claim)
+    return tuple(claims)
+
+
+def _parse_claim(body: Mapping[str, Any], spec: ExperimentSpec, where: str) -> Claim:
+    required = ("id", "text", "paper", "kind", "metric", "expected", "minutes", "disk_gb")
+    optional = ("minimum_repeats", "profile", "measured_on")
+    _only(body, required + optional, where)
+    for key in required:
+        if key not in body:
+            raise ClaimsError(f"{where} lacks '{key}'")
+    metric = body["metric"]
+    _only(metric, ("operator", "of", "statistic"), f"{where} metric")
+    operator = _member(MetricOperator, metric.get("operator"), f"{where} metric.operator")
+    selections = tuple(_parse_selection(text, spec, where) for text in metric.get("of", ()))
+    least, most = _ARITY[operator]
+    if not least <= len(selections) <= most:
+        raise ClaimsError(f"{where}: '{operator.value}' takes {least} to {most} selections")
+    statistic = metric.get("statistic", "median")
+    if statistic not in _STATISTICS:
+        raise ClaimsError(f"{where}: statistic is one of {', '.join(_STATISTICS)}")
+    profile = body.get("profile", "paper")
+    if profile not in spec.profiles:
+        raise ClaimsError(f"{where}: profile is one of {', '.join(spec.profiles)}")
+    kind = _member(ClaimKind, body["kind"], f"{where} kind")
+    return Claim(
+        id=body["id"],
+        text=body["text"],
+        paper=body["paper"],
+        kind=kind,
+        operator=operator,
+        selections=selections,
+        statistic=statistic,
+        expected=_parse_expected(body["expected"], kind, where),
+        minimum_repeats=int(body.get("minimum_repeats", 3)),
+        profile=profile,
+        minutes=float(body["minutes"]),
+        disk_gb=float(body["disk_gb"]),
+        measured_on=body.get("measured_on", ""),
+    )
+
+
+def _parse_selection(text: str, spec: ExperimentSpec, where: str) -> Selection:
+    match = _SELECTION.match(text)
+    if match is None:
+        raise ClaimsError(f"{where}: '{text}' is not name{{parameter=value, …}}")
+    chosen: Dict[str, Scalar] = {}
+    for part in filter(None, (word.strip() for word in (match.group("where") or "").split(","))):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ClaimsError(f"{where}: '{part}' in '{text}' is not parameter=value")
+        chosen[name.strip()] = spec.parameter(name.strip()).parse(value)
+    return Selection(match.group("name"), chosen)
+
+
+def _parse_expected(
+    tables: Mapping[str, Any], kind: ClaimKind, where: str
+) -> Dict[str, Expectation]:
+    if not tables:
+        raise ClaimsError(f"{where}: 'expected' names no target; use 'any' for all")
+    expected = {}
+    for target, body in tables.items():
+        place = f"{where} expected.{target}"
+        _only(body, ("figure", "tolerance", "minimum", "maximum"), place)
+        numbers = {key: float(value) for key, value in body.items()}
+        expectation = Expectation(**numbers)
+        if kind in (ClaimKind.VALUE, ClaimKind.RATIO) and (
+            expectation.figure is None or expectation.tolerance is None
+        ):
+            raise ClaimsError(f"{place}: a {kind.value} needs 'figure' and 'tolerance'")
+        if kind is ClaimKind.BOUND and expectation.minimum is None and expectation.maximum is None:
+            raise ClaimsError(f"{place}: a bound needs 'minimum' or 'maximum'")
+        expected[target] = expectation
+    return expected
+
+
+def _member(kind: Any, value: Any, where: str) -> Any:
+    known = [member.value for member in kind]
+    if value not in known:
+        raise ClaimsError(f"{where} '{value}' is not one of {', '.join(known)}")
+    return kind(value)
+
+
+def _only(body: Any, known: Tuple[str, ...], where: str) -> None:
+    if not isinstance(body, Mapping):
+        raise ClaimsError(f"{where} should be a table")
+    for key in body:
+        if key not in known:
+            close = nearest(key, known)
+            raise ClaimsError(
+                f"{where} has the unknown key '{key}'",
+                next_step=f"did you mean '{close}'?" if close else f"known: {', '.join(known)}",
+            )

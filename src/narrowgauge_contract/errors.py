@@ -1,0 +1,130 @@
+"""Every fatal error of Narrowgauge: a class, an exit code, and a next step.
+
+The base class and the exit codes live in the contract because the launcher and the lab share them:
+a container's exit status is the lab's exit code, and the launcher turns it back into the same class.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from typing import Iterable, Optional
+
+__all__ = [
+    "BadValueError",
+    "ClaimsError",
+    "DamagedRecordError",
+    "ExitCode",
+    "ExperimentFileError",
+    "NarrowgaugeError",
+    "NotApplicableError",
+    "UnknownNameError",
+    "UsageError",
+    "nearest",
+]
+
+
+class ExitCode(enum.IntEnum):
+    """What a process of ours may exit with. One number, one meaning, on host and in image."""
+
+    OK = 0
+    INTERNAL = 1
+    USAGE = 2
+    NOT_APPLICABLE = 3
+    DOCKER_UNAVAILABLE = 10
+    DOCKER_PERMISSION = 11
+    BASE_UNREACHABLE = 12
+    BUILD_FAILED = 13
+    TOOLCHAIN_MISSING = 14
+    CONTAINER_REFUSED = 15
+    DATA_UNAVAILABLE = 20
+    DATA_CORRUPT = 21
+    DISK_FULL = 22
+    RESULTS_UNWRITABLE = 23
+    RECORD_DAMAGED = 24
+    BUSY = 25
+    RUN_FAILED = 30
+    OUT_OF_MEMORY = 31
+    KILLED = 32
+    NO_VALID_ROW = 33
+    INTERRUPTED = 130
+
+
+class NarrowgaugeError(Exception):
+    """What happened, why, and what to do next.
+
+    `what` is one sentence without a full stop at its end; `why` and `next_step` may span lines.
+    """
+
+    exit_code: ExitCode = ExitCode.INTERNAL
+
+    def __init__(self, what: str, *, why: str = "", next_step: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.why:
+            lines.append("why:  " + self.why.replace("\n", "\n      "))
+        if self.next_step:
+            lines.append("next: " + self.next_step.replace("\n", "\n      "))
+        return "\n".join(lines)
+
+
+class UsageError(NarrowgaugeError):
+    """The command line asks for something that is not there or not possible."""
+
+    exit_code = ExitCode.USAGE
+
+
+class UnknownNameError(UsageError):
+    """A name is not known; the message gives the nearest known one and the whole list."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "") -> None:
+        names = sorted(known)
+        close = nearest(name, names)
+        hint = f"did you mean '{close}'? " if close else ""
+        listing = ", ".join(names) if names else "none"
+        suffix = f" {where}" if where else ""
+        super().__init__(
+            f"unknown {kind} '{name}'{suffix}",
+            next_step=f"{hint}Known: {listing}",
+        )
+        self.name = name
+        self.nearest = close
+
+
+class BadValueError(UsageError):
+    """A parameter got a value of the wrong type or out of range."""
+
+
+class ExperimentFileError(NarrowgaugeError):
+    """An experiment.toml does not say what it must, or says something unknown."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ClaimsError(NarrowgaugeError):
+    """A claims.toml does not follow its schema."""
+
+    exit_code = ExitCode.USAGE
+
+
+class NotApplicableError(NarrowgaugeError):
+    """The experiment cannot run on this target or host; the message names what can."""
+
+    exit_code = ExitCode.NOT_APPLICABLE
+
+
+class DamagedRecordError(NarrowgaugeError):
+    """A record, job or outcome file is truncated, is not JSON, or breaks its schema."""
+
+    exit_code = ExitCode.RECORD_DAMAGED
+
+
+def nearest(name: str, known: Iterable[str]) -> Optional[str]:
+    """The known name most like `name`, or None when nothing is close."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return matches[0] if matches else None

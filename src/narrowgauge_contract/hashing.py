@@ -1,0 +1,44 @@
+"""Content hashes of files and of source trees."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Dict, Iterator, Sequence
+
+__all__ = ["sha256_file", "tree_hash"]
+
+#: What belongs to a source tree; anything else (caches, build products, results) does not.
+_SUFFIXES = (".py", ".cpp", ".cu", ".cuh", ".h", ".toml")
+
+
+def sha256_file(path: Path) -> str:
+    """The sha256 of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        for chunk in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def tree_hash(roots: Sequence[Path]) -> str:
+    """One sha256 over the source files under `roots`: names relative to each root's parent.
+
+    Equal trees give equal hashes wherever they lie and in whatever order the file system lists.
+    """
+    files: Dict[str, Path] = {}
+    for root in roots:
+        for path in _sources(root):
+            files[path.relative_to(root.parent).as_posix()] = path
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        digest.update(f"{name}\0{sha256_file(files[name])}\n".encode())
+    return digest.hexdigest()
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    for path in root.rglob("*"):
+        parts = path.relative_to(root).parts
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
+        if path.suffix in _SUFFIXES and path.is_file() and not hidden:
+            yield path

@@ -1,0 +1,222 @@
+"""A Job: one run, fully decided. After it, nobody reads TOML.
+
+`resolve` is pure: the same spec, overrides and run id give the same Job, on the host and in the lab.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import secrets
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from narrowgauge_contract.codec import decode, read_json
+from narrowgauge_contract.errors import DamagedRecordError, UnknownNameError, UsageError
+from narrowgauge_contract.spec import ExperimentSpec, Parameter, Scalar, parse_spec
+
+__all__ = [
+    "JOB_FORMAT",
+    "Job",
+    "RowPlan",
+    "load_job",
+    "new_run_id",
+    "parse_overrides",
+    "resolve",
+    "resolve_all",
+    "shard_rows",
+]
+
+#: 1: first.
+JOB_FORMAT = 1
+
+#: A value of the parameter that `[data] parameter` names, which asks for made-up data, by name only.
+SYNTHETIC = "synthetic"
+
+
+@dataclasses.dataclass(frozen=True)
+class RowPlan:
+    """One row to measure: all its parameters, which repeat it is, and its seed (base + repeat)."""
+
+    index: int
+    repeat: int
+    seed: int
+    parameters: Dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run. `parameters` holds every parameter, as a list where it makes rows."""
+
+    format: int
+    run_id: str
+    experiment: str
+    profile: str
+    target: str
+    seed: int
+    parameters: Dict[str, Any]
+    rows: Tuple[RowPlan, ...]
+    data_sets: Tuple[str, ...]
+    synthetic: bool
+    spec: Dict[str, Any]
+    plan: Optional[Dict[str, Any]] = None
+
+    def experiment_spec(self) -> ExperimentSpec:
+        """The declaration this Job came from, parsed again from the embedded data."""
+        return parse_spec(self.spec, where=f"job {self.run_id}")
+
+
+def new_run_id(experiment: str, now: Optional[float] = None) -> str:
+    """`20261121T101500Z-mnist-3fa9c1`: sorts by time, names its experiment, never repeats."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() if now is None else now))
+    return f"{stamp}-{experiment}-{secrets.token_hex(3)}"
+
+
+def parse_overrides(spec: ExperimentSpec, words: Sequence[str]) -> Dict[str, Tuple[Scalar, ...]]:
+    """Turn `name=value[,value…]` words into checked values.
+
+    Raises UnknownNameError, BadValueError, or UsageError for a word without '=' or a name given twice.
+    """
+    overrides: Dict[str, Tuple[Scalar, ...]] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        name = name.strip()
+        if not equals:
+            raise UsageError(f"'-p {word}' is not name=value", next_step="for example: -p epochs=3")
+        parameter = spec.parameter(name)
+        if name in overrides:
+            raise UsageError(f"parameter '{name}' is given twice", next_step=f"-p {name}=a,b lists")
+        parts = [text] if parameter.type == "str" else text.split(",")
+        overrides[name] = tuple(parameter.parse(part) for part in parts)
+    return overrides
+
+
+def resolve_all(
+    spec: ExperimentSpec,
+    overrides: Mapping[str, Tuple[Scalar, ...]],
+    *,
+    profile: str,
+    target: str,
+    seed: int,
+    run_ids: Sequence[str] = (),
+) -> Tuple[Job, ...]:
+    """Every run that the overrides ask for: lists along `run` multiply runs. Pure given `run_ids`.
+
+    Where fewer run ids are given than there are runs, new ones are made.
+    """
+    values = _values(spec, overrides, profile)
+    run_names = [name for name, parameter in spec.parameters.items() if parameter.axis == "run"]
+    jobs: List[Job] = []
+    for choice in itertools.product(*(values[name] for name in run_names)):
+        fixed = {**values, **{name: (value,) for name, value in zip(run_names, choice)}}
+        run_id = run_ids[len(jobs)] if len(jobs) < len(run_ids) else new_run_id(spec.id)
+        jobs.append(_job(spec, fixed, profile, target, seed, run_id))
+    return tuple(jobs)
+
+
+def resolve(
+    spec: ExperimentSpec,
+    overrides: Mapping[str, Tuple[Scalar, ...]],
+    *,
+    profile: str,
+    target: str,
+    seed: int,
+    run_id: str,
+) -> Job:
+    """The one Job that the overrides ask for; UsageError where they ask for several runs."""
+    jobs = resolve_all(
+        spec, overrides, profile=profile, target=target, seed=seed, run_ids=[run_id]
+    )
+    if len(jobs) != 1:
+        raise UsageError(
+            f"these parameters make {len(jobs)} runs, not one",
+            why="a comma list on a parameter with axis = \"run\" makes one run per value",
+            next_step="give one value, or use `narrowgauge run`, which starts them one after another",
+        )
+    return jobs[0]
+
+
+def shard_rows(rows: Sequence[RowPlan], shard: Tuple[int, int]) -> Tuple[RowPlan, ...]:
+    """The rows of shard `i` of `n` (counted from 1), dealt out in turn."""
+    position, count = shard
+    if not 1 <= position <= count:
+        raise UsageError(f"--shard {position}/{count} is not i/n with 1 <= i <= n")
+    return tuple(row for row in rows if row.index % count == position - 1)
+
+
+def load_job(path: Path) -> Job:
+    """Read job.json. Raises DamagedRecordError."""
+    data = read_json(path)
+    if isinstance(data, dict) and data.get("format") != JOB_FORMAT:
+        raise DamagedRecordError(
+            f"{path} has job format {data.get('format')!r}, this program reads {JOB_FORMAT}"
+        )
+    return decode(Job, data, str(path))
+
+
+def _values(
+    spec: ExperimentSpec, overrides: Mapping[str, Tuple[Scalar, ...]], profile: str
+) -> Dict[str, Tuple[Scalar, ...]]:
+    if profile not in spec.profiles:
+        raise UnknownNameError("profile", profile, spec.profiles)
+    for name in overrides:
+        spec.parameter(name)
+    values: Dict[str, Tuple[Scalar, ...]] = {
+        name: (parameter.default,) for name, parameter in spec.parameters.items()
+    }
+    values.update(spec.profiles[profile].values)
+    values.update(overrides)
+    return {name: tuple(dict.fromkeys(listed)) for name, listed in values.items()}
+
+
+def _job(
+    spec: ExperimentSpec,
+    values: Mapping[str, Tuple[Scalar, ...]],
+    profile: str,
+    target: str,
+    seed: int,
+    run_id: str,
+) -> Job:
+    names = list(spec.parameters)
+    configurations = [
+        dict(zip(names, choice)) for choice in itertools.product(*(values[name] for name in names))
+    ]
+    rows: List[RowPlan] = []
+    # Repeats are the outer loop: configurations are interleaved, so that drift (heat, other load)
+    # spreads over all of them instead of falling on the last.
+    for repeat in range(spec.profiles[profile].repeats):
+        for configuration in configurations:
+            rows.append(RowPlan(len(rows), repeat, seed + repeat, configuration))
+    data_sets, synthetic = _data_sets(spec, values)
+    return Job(
+        format=JOB_FORMAT,
+        run_id=run_id,
+        experiment=spec.id,
+        profile=profile,
+        target=target,
+        seed=seed,
+        parameters={
+            name: _one_or_list(spec.parameters[name], values[name]) for name in names
+        },
+        rows=tuple(rows),
+        data_sets=data_sets,
+        synthetic=synthetic,
+        spec=spec.source,
+    )
+
+
+def _one_or_list(parameter: Parameter, listed: Tuple[Scalar, ...]) -> Any:
+    return listed[0] if parameter.axis == "run" or len(listed) == 1 else list(listed)
+
+
+def _data_sets(
+    spec: ExperimentSpec, values: Mapping[str, Tuple[Scalar, ...]]
+) -> Tuple[Tuple[str, ...], bool]:
+    names = list(spec.data_sets)
+    synthetic = False
+    if spec.data_parameter is not None:
+        chosen = [str(value) for value in values[spec.data_parameter]]
+        synthetic = SYNTHETIC in chosen
+        names += [name for name in chosen if name != SYNTHETIC]
+    return tuple(dict.fromkeys(names)), synthetic

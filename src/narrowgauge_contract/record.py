@@ -1,0 +1,295 @@
+"""The Record: everything about one run, written once by whoever started it, never changed after.
+
+Statistics are not in it. They are computed on reading, so that a better statistic needs no new run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Optional, Tuple
+
+from narrowgauge_contract.codec import decode, encode, read_json, write_json_atomic
+from narrowgauge_contract.errors import DamagedRecordError, NarrowgaugeError
+from narrowgauge_contract.events import Event
+from narrowgauge_contract.job import Job
+from narrowgauge_contract.outcome import (
+    ErrorInfo,
+    Fold,
+    InsideFacts,
+    Outcome,
+    Row,
+    SideFile,
+    Status,
+)
+
+__all__ = [
+    "MUST_AGREE",
+    "RECORD_FILE",
+    "RECORD_FORMAT",
+    "GitFacts",
+    "Hashes",
+    "HostFacts",
+    "ImageFacts",
+    "MachineFacts",
+    "Record",
+    "Weights",
+    "compose",
+    "disagreements",
+    "load_record",
+    "write_record",
+]
+
+RECORD_FILE = "record.json"
+#: 1: first.
+RECORD_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageFacts:
+    """The image a container ran. `stand_in`: built on a stand-in base, so never REPRODUCED."""
+
+    name: str
+    digest: str
+    base: str
+    base_digest: Optional[str]
+    content_tag: str
+    stand_in: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Hashes:
+    """Three sha256: the image, the lab and kernels source, the experiment's folder."""
+
+    image: Optional[str]
+    source: str
+    experiment: str
+
+
+@dataclasses.dataclass(frozen=True)
+class GitFacts:
+    """The commit the experiment came from, and whether the tree differed from it."""
+
+    commit: str
+    dirty: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineFacts:
+    """The host, as the launcher saw it. None: not there, or not readable."""
+
+    kernel: str
+    machine: str
+    system: str
+    cpu: str
+    cpu_count: int
+    memory_bytes: int
+    docker: Optional[str] = None
+    driver: Optional[str] = None
+    l4t: Optional[str] = None
+    power_mode: Optional[str] = None
+    clocks: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    gpus: Tuple[Dict[str, Any], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Weights the run used, by content, and the recipe that made them."""
+
+    name: str
+    sha256: str
+    recipe: str
+
+
+@dataclasses.dataclass(frozen=True)
+class HostFacts:
+    """All that the launcher knows and the lab cannot: where it ran, and how it ended."""
+
+    executor: str
+    machine: MachineFacts
+    exit_code: int
+    status: Status
+    image: Optional[ImageFacts] = None
+    git: Optional[GitFacts] = None
+    cache_cold: Optional[bool] = None
+    exceptions: Tuple[str, ...] = ()
+    weights: Tuple[Weights, ...] = ()
+    log_tail: str = ""
+    error: Optional[ErrorInfo] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One run. `host` is None when the lab was started without the launcher.
+
+    `started_utc` and `ended_utc` are seconds since the epoch; `seconds` is a monotonic duration.
+    `events_damaged` counts event lines that could not be read when the record was composed.
+    """
+
+    format: int
+    run_id: str
+    experiment: str
+    profile: str
+    target: str
+    seed: int
+    parameters: Dict[str, Any]
+    synthetic: bool
+    data_sets: Tuple[str, ...]
+    status: Status
+    exit_code: int
+    hashes: Hashes
+    rows: Tuple[Row, ...]
+    host: Optional[HostFacts]
+    inside: Optional[InsideFacts]
+    started_utc: Optional[float]
+    ended_utc: Optional[float]
+    seconds: Optional[float]
+    spec: Dict[str, Any]
+    plan: Optional[Dict[str, Any]] = None
+    error: Optional[ErrorInfo] = None
+    events_damaged: int = 0
+    side_files: Tuple[SideFile, ...] = ()
+
+    def valid_rows(self) -> Tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.validity.valid)
+
+
+#: What must be equal before the rows of two records may be put into one statistic.
+MUST_AGREE = (
+    "experiment",
+    "parameters",
+    "target",
+    "synthetic",
+    "torch",
+    "kernels_build",
+    "measurement",
+    "device",
+    "power_mode",
+    "energy_source",
+)
+
+
+def compose(
+    job: Job,
+    outcome: Optional[Outcome],
+    events: Iterable[Event],
+    host_facts: Optional[HostFacts],
+    *,
+    events_damaged: int = 0,
+) -> Record:
+    """Put a run together. Without an outcome the rows come from the events, which are only then read.
+
+    The host's word on how it ended wins where the lab left none.
+    """
+    if outcome is None:
+        fold = _fold_leniently(events)
+        rows, inside = fold.rows(), fold.inside
+        source, experiment = fold.source_hash, fold.experiment_hash
+        times = (fold.started_utc, fold.last_utc, fold.seconds if fold.started_utc else None)
+        status = host_facts.status if host_facts else Status.UNFINISHED
+        exit_code = host_facts.exit_code if host_facts else 1
+        error = host_facts.error if host_facts else None
+    else:
+        rows, inside = outcome.rows, outcome.inside
+        source, experiment = outcome.source_hash, outcome.experiment_hash
+        times = (outcome.started_utc, outcome.ended_utc, outcome.seconds)
+        status, exit_code, error = outcome.status, outcome.exit_code, outcome.error
+    image = host_facts.image.digest if host_facts and host_facts.image else None
+    return Record(
+        format=RECORD_FORMAT,
+        run_id=job.run_id,
+        experiment=job.experiment,
+        profile=job.profile,
+        target=job.target,
+        seed=job.seed,
+        parameters=job.parameters,
+        synthetic=job.synthetic,
+        data_sets=job.data_sets,
+        status=status,
+        exit_code=exit_code,
+        hashes=Hashes(image, source, experiment),
+        rows=rows,
+        host=host_facts,
+        inside=inside,
+        started_utc=times[0],
+        ended_utc=times[1],
+        seconds=times[2],
+        spec=job.spec,
+        plan=job.plan,
+        error=error,
+        events_damaged=events_damaged,
+        side_files=tuple(side_file for row in rows for side_file in row.side_files),
+    )
+
+
+def _fold_leniently(events: Iterable[Event]) -> Fold:
+    """Fold what can be folded: after a crash, one odd event must not cost all the others."""
+    fold = Fold()
+    for event in events:
+        try:
+            fold.add(event)
+        except (NarrowgaugeError, KeyError, ValueError):
+            continue
+    return fold
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write a record once. FileExistsError where there is one: records are never overwritten."""
+    if path.exists():
+        raise FileExistsError(f"{path} is already written; records are never changed")
+    write_json_atomic(path, record)
+
+
+def load_record(path: Path) -> Record:
+    """Read record.json or a gzipped reference record, of this format or an older one.
+
+    Raises DamagedRecordError.
+    """
+    data = _read_gzip(path) if path.suffix == ".gz" else read_json(path)
+    return parse_record(data, str(path))
+
+
+def parse_record(data: Any, where: str) -> Record:
+    """Check parsed JSON. Older formats are brought up to this one here, step by step."""
+    if not isinstance(data, dict) or "format" not in data:
+        raise DamagedRecordError(f"{where} is not a record: it has no 'format'")
+    if data["format"] != RECORD_FORMAT:
+        raise DamagedRecordError(
+            f"{where} has record format {data['format']!r}, this program reads up to {RECORD_FORMAT}",
+            next_step="a newer Narrowgauge wrote it: update",
+        )
+    return decode(Record, data, where)
+
+
+def _read_gzip(path: Path) -> Any:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as stream:
+            return json.load(stream)
+    except (OSError, EOFError, ValueError) as error:
+        raise DamagedRecordError(f"{path} is truncated or not a record", why=str(error)) from error
+
+
+def _agreement_facts(record: Record) -> Dict[str, Any]:
+    inside = record.inside
+    machine = record.host.machine if record.host else None
+    sources = sorted({m.source for row in record.rows for m in row.metrics if m.unit == "J"})
+    return {
+        "experiment": record.experiment,
+        "parameters": encode(record.parameters),
+        "target": record.target,
+        "synthetic": record.synthetic,
+        "torch": inside.torch if inside else None,
+        "kernels_build": inside.kernels_build if inside else None,
+        "measurement": inside.measurement if inside else None,
+        "device": (inside.accelerator or inside.cpu) if inside else None,
+        "power_mode": machine.power_mode if machine else None,
+        "energy_source": sources,
+    }
+
+
+def disagreements(one: Record, other: Record) -> List[str]:
+    """Why two records must not be aggregated: a line per fact that differs, with both values."""
+    left, right = _agreement_facts(one), _agreement_facts(other)
+    return [f"{key}: {left[key]} / {right[key]}" for key in MUST_AGREE if left[key] != right[key]]

@@ -1,0 +1,315 @@
+"""What an experiment.toml says, parsed once and checked.
+
+An experiment declares its parameters; a parameter varies along an axis. Along `row` a comma list
+makes several rows of one run; along `run` it makes several runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+
+from narrowgauge_contract.errors import (
+    BadValueError,
+    ExperimentFileError,
+    UnknownNameError,
+    nearest,
+)
+
+__all__ = [
+    "AXES",
+    "PROFILES",
+    "REPEATS",
+    "Drawing",
+    "ExperimentSpec",
+    "Parameter",
+    "Profile",
+    "Scalar",
+    "load_spec",
+    "load_toml",
+    "parse_spec",
+]
+
+Scalar = Union[bool, int, float, str]
+
+AXES = ("row", "run")
+PROFILES = ("smoke", "short", "paper")
+#: How often each configuration is measured, as a fresh process each time, unless a profile says.
+REPEATS = {"smoke": 1, "short": 3, "paper": 10}
+_TYPES = ("int", "float", "bool", "str", "choice")
+_DRAWING_KINDS = ("curve", "bar", "confusion")
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One declared parameter. `minimum` and `maximum` are inclusive."""
+
+    name: str
+    type: str
+    default: Scalar
+    axis: str
+    help: str
+    choices: Tuple[str, ...] = ()
+    minimum: Optional[float] = None
+    maximum: Optional[float] = None
+    unit: str = ""
+
+    def declaration(self) -> str:
+        """One line that tells a user what this parameter takes."""
+        if self.type == "choice":
+            kind = "one of " + ", ".join(self.choices)
+        else:
+            kind = self.type
+            if self.minimum is not None:
+                kind += f" >= {self.minimum:g}"
+            if self.maximum is not None:
+                kind += f" <= {self.maximum:g}"
+        unit = f" {self.unit}" if self.unit else ""
+        return f"{self.name}: {kind}{unit}, default {self.default}, axis {self.axis}. {self.help}"
+
+    def parse(self, text: str) -> Scalar:
+        """Turn one command-line word into a checked value; BadValueError shows the declaration."""
+        text = text.strip()
+        if self.type == "bool":
+            words: Dict[str, bool] = {"true": True, "1": True, "false": False, "0": False}
+            if text.lower() not in words:
+                raise self._bad(text, "true or false")
+            return words[text.lower()]
+        if self.type in ("int", "float"):
+            try:
+                return self.check(int(text) if self.type == "int" else float(text))
+            except ValueError:
+                raise self._bad(text, f"not of type {self.type}") from None
+        return self.check(text)
+
+    def check(self, value: Any) -> Scalar:
+        """Check a value that already has a type (from TOML); returns it, as float where declared."""
+        kinds = {"int": int, "float": (int, float), "bool": bool, "str": str, "choice": str}
+        wrong_bool = isinstance(value, bool) and self.type != "bool"
+        if wrong_bool or not isinstance(value, kinds[self.type]):  # type: ignore[arg-type]
+            raise self._bad(value, f"not of type {self.type}")
+        if self.type == "choice" and value not in self.choices:
+            close = nearest(value, self.choices)
+            raise self._bad(value, f"did you mean '{close}'?" if close else "not a known value")
+        if self.type in ("int", "float"):
+            if value != value:
+                raise self._bad(value, "not a number")
+            if self.minimum is not None and value < self.minimum:
+                raise self._bad(value, f"below {self.minimum:g}")
+            if self.maximum is not None and value > self.maximum:
+                raise self._bad(value, f"above {self.maximum:g}")
+        return float(value) if self.type == "float" else value
+
+    def _bad(self, value: Any, why: str) -> BadValueError:
+        return BadValueError(
+            f"parameter '{self.name}' does not take '{value}'",
+            why=why,
+            next_step=self.declaration(),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """How much of the experiment to do: parameter values, repeats, and what it costs."""
+
+    name: str
+    repeats: int
+    values: Dict[str, Tuple[Scalar, ...]]
+    minutes: Optional[float] = None
+    disk_gb: Optional[float] = None
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """A picture the host draws from the record, without any code of the experiment.
+
+    `curve` and `bar` draw `metrics` (over the metric's own index); `confusion` draws `side_file`,
+    a JSON file with `labels` and `counts[true][predicted]`.
+    """
+
+    name: str
+    kind: str
+    title: str
+    metrics: Tuple[str, ...] = ()
+    side_file: str = ""
+    x: str = ""
+    y: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentSpec:
+    """An experiment as declared. `source` is the parsed TOML, embedded in the Job as data."""
+
+    id: str
+    title: str
+    summary: str
+    parameters: Dict[str, Parameter]
+    profiles: Dict[str, Profile]
+    data_sets: Tuple[str, ...]
+    data_parameter: Optional[str]
+    requires_torch: str
+    requires_accelerator: bool
+    headline: Tuple[str, ...]
+    drawings: Tuple[Drawing, ...]
+    source: Dict[str, Any]
+
+    def parameter(self, name: str) -> Parameter:
+        if name not in self.parameters:
+            raise UnknownNameError("parameter", name, self.parameters, where=f"of '{self.id}'")
+        return self.parameters[name]
+
+
+def load_toml(path: Path) -> Dict[str, Any]:
+    """Read one TOML file; needs Python 3.11 or the package tomli."""
+    if sys.version_info >= (3, 11):
+        import tomllib as toml
+    else:
+        try:
+            import tomli as toml
+        except ImportError as error:
+            raise ExperimentFileError(
+                f"cannot read {path}: this Python has no TOML reader",
+                why=f"Python {sys.version_info[0]}.{sys.version_info[1]} and no package tomli",
+                next_step="pip install tomli, or give the lab a resolved job: --job job.json",
+            ) from error
+    try:
+        with open(path, "rb") as stream:
+            return dict(toml.load(stream))
+    except FileNotFoundError as error:
+        raise ExperimentFileError(f"{path} does not exist") from error
+    except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ExperimentFileError(f"{path} is not valid TOML", why=str(error)) from error
+
+
+def load_spec(path: Path) -> ExperimentSpec:
+    """Read and check `<id>/experiment.toml`; the folder's name must be the id."""
+    spec = parse_spec(load_toml(path), where=str(path))
+    if path.parent.name != spec.id:
+        raise ExperimentFileError(f"{path}: id is '{spec.id}' but the folder is '{path.parent.name}'")
+    return spec
+
+
+def parse_spec(document: Mapping[str, Any], where: str = "experiment.toml") -> ExperimentSpec:
+    """Check a parsed experiment.toml. Unknown keys are errors that name the nearest known key."""
+    _only(document, ("experiment", "data", "requires", "parameters", "profiles", "draw"), where)
+    head = _table(document, "experiment", where, required=True)
+    _only(head, ("id", "title", "summary", "headline"), f"{where} [experiment]")
+    for key in ("id", "title", "summary"):
+        _text(head, key, f"{where} [experiment]")
+    parameters = {
+        name: _parse_parameter(name, body, f"{where} [parameters.{name}]")
+        for name, body in _table(document, "parameters", where).items()
+    }
+    data = _table(document, "data", where)
+    _only(data, ("sets", "parameter"), f"{where} [data]")
+    data_parameter = data.get("parameter")
+    if data_parameter is not None and data_parameter not in parameters:
+        raise ExperimentFileError(f"{where} [data]: no parameter '{data_parameter}'")
+    requires = _table(document, "requires", where)
+    _only(requires, ("torch", "accelerator"), f"{where} [requires]")
+    return ExperimentSpec(
+        id=head["id"],
+        title=head["title"],
+        summary=head["summary"],
+        parameters=parameters,
+        profiles=_parse_profiles(_table(document, "profiles", where), parameters, where),
+        data_sets=tuple(data.get("sets", ())),
+        data_parameter=data_parameter,
+        requires_torch=str(requires.get("torch", ">=1.8")),
+        requires_accelerator=bool(requires.get("accelerator", False)),
+        headline=tuple(head.get("headline", ())),
+        drawings=tuple(_parse_drawing(d, f"{where} [[draw]]") for d in document.get("draw", ())),
+        source=dict(document),
+    )
+
+
+def _parse_parameter(name: str, body: Any, where: str) -> Parameter:
+    if not isinstance(body, dict):
+        raise ExperimentFileError(f"{where} should be a table")
+    _only(body, ("type", "default", "axis", "help", "choices", "min", "max", "unit"), where)
+    for key in ("type", "help", "axis"):
+        _text(body, key, where)
+    if "default" not in body:
+        raise ExperimentFileError(f"{where} lacks 'default'")
+    for key, known in (("type", _TYPES), ("axis", AXES)):
+        if body[key] not in known:
+            raise ExperimentFileError(f"{where}: {key} '{body[key]}' is not one of {', '.join(known)}")
+    if (body["type"] == "choice") != bool(body.get("choices")):
+        raise ExperimentFileError(f"{where}: 'choices' and type = \"choice\" belong together")
+    parameter = Parameter(
+        name=name,
+        type=body["type"],
+        default=body["default"],
+        axis=body["axis"],
+        help=body["help"],
+        choices=tuple(body.get("choices", ())),
+        minimum=body.get("min"),
+        maximum=body.get("max"),
+        unit=body.get("unit", ""),
+    )
+    return dataclasses.replace(parameter, default=parameter.check(body["default"]))
+
+
+def _parse_profiles(
+    tables: Mapping[str, Any], parameters: Mapping[str, Parameter], where: str
+) -> Dict[str, Profile]:
+    profiles = {name: Profile(name, REPEATS[name], {}) for name in PROFILES}
+    for name, body in tables.items():
+        place = f"{where} [profiles.{name}]"
+        if name not in PROFILES:
+            raise ExperimentFileError(f"{place}: a profile is one of {', '.join(PROFILES)}")
+        own = {"repeats", "minutes", "disk_gb", "note"}
+        _only(body, tuple(own) + tuple(parameters), place)
+        values: Dict[str, Tuple[Scalar, ...]] = {}
+        for key in body:
+            if key not in own:
+                listed: List[Any] = body[key] if isinstance(body[key], list) else [body[key]]
+                values[key] = tuple(parameters[key].check(value) for value in listed)
+        profiles[name] = Profile(
+            name=name,
+            repeats=int(body.get("repeats", REPEATS[name])),
+            values=values,
+            minutes=body.get("minutes"),
+            disk_gb=body.get("disk_gb"),
+            note=body.get("note", ""),
+        )
+    return profiles
+
+
+def _parse_drawing(body: Mapping[str, Any], where: str) -> Drawing:
+    _only(body, ("name", "kind", "title", "metrics", "side_file", "x", "y"), where)
+    for key in ("name", "kind", "title"):
+        _text(body, key, where)
+    if body["kind"] not in _DRAWING_KINDS:
+        raise ExperimentFileError(f"{where}: kind is one of {', '.join(_DRAWING_KINDS)}")
+    return Drawing(**{**body, "metrics": tuple(body.get("metrics", ()))})
+
+
+def _table(document: Mapping[str, Any], key: str, where: str, required: bool = False) -> Dict[str, Any]:
+    if key not in document:
+        if required:
+            raise ExperimentFileError(f"{where} lacks the table [{key}]")
+        return {}
+    if not isinstance(document[key], dict):
+        raise ExperimentFileError(f"{where}: [{key}] should be a table")
+    return dict(document[key])
+
+
+def _text(body: Mapping[str, Any], key: str, where: str) -> None:
+    if not isinstance(body.get(key), str) or not body[key]:
+        raise ExperimentFileError(f"{where} lacks the text '{key}'")
+
+
+def _only(body: Mapping[str, Any], known: Tuple[str, ...], where: str) -> None:
+    for key in body:
+        if key not in known:
+            close = nearest(key, known)
+            raise ExperimentFileError(
+                f"{where} has the unknown key '{key}'",
+                next_step=(f"did you mean '{close}'? " if close else "")
+                + "Known: "
+                + ", ".join(sorted(known)),
+            )
