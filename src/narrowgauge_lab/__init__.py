@@ -1,0 +1,1 @@
+"""What runs inside an image: rows, data, training, measurement. Import from the submodules."""

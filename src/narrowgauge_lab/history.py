@@ -1,0 +1,54 @@
+"""What each epoch of training measured, as the record names it."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+from narrowgauge_lab.context import RowContext
+
+__all__ = ["EPOCH_METRICS", "SCALING_METRICS", "History"]
+
+#: Every per-epoch metric with its unit and where it comes from. Accuracies are in percent.
+#: The source of `images_per_second` is the clock of the timing window.
+EPOCH_METRICS = {
+    "train_loss": ("nat", "computed"),
+    "train_accuracy": ("%", "computed"),
+    "test_loss": ("nat", "computed"),
+    "test_accuracy": ("%", "computed"),
+    "images_per_second": ("image/s", ""),
+    "learning_rate": ("1", "schedule"),
+    "epoch_seconds": ("s", "monotonic"),
+}
+#: The scale after the epoch, and how many of its updates an overflow cost.
+SCALING_METRICS = {"loss_scale": ("1", "computed"), "skipped_steps": ("step", "computed")}
+
+
+class History:
+    """One value per metric and epoch. `clock` is the source of the timing windows."""
+
+    def __init__(self, scaling: bool) -> None:
+        self._declared = dict(EPOCH_METRICS, **(SCALING_METRICS if scaling else {}))
+        self.values: Dict[str, List[float]] = {name: [] for name in self._declared}
+        self.clock = ""
+
+    def add(self, epoch: Dict[str, float], clock: str) -> None:
+        """Take one epoch. KeyError where a declared metric is missing."""
+        self.clock = clock
+        for name, values in self.values.items():
+            values.append(epoch[name])
+
+    def last(self, name: str) -> float:
+        return self.values[name][-1]
+
+    def emit(self, ctx: RowContext, first: int = 0) -> None:
+        """Record the epochs from `first`, counted from 0, to the last."""
+        for name, (unit, source) in self._declared.items():
+            values = self.values[name][first:]
+            ctx.metric(name, values, unit=unit, source=source or self.clock, index="epoch")
+
+    def state_dict(self) -> Dict[str, Any]:
+        return {"clock": self.clock, "values": {k: list(v) for k, v in self.values.items()}}
+
+    def load_state_dict(self, saved: Dict[str, Any]) -> None:
+        self.clock = saved["clock"]
+        self.values = {name: list(values) for name, values in saved["values"].items()}

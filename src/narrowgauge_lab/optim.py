@@ -1,0 +1,106 @@
+"""SGD and Adadelta over one flat tensor that all parameters of a model share.
+
+torch's optimisers read their learning rate as a Python number (SGD still does), so a captured CUDA
+graph would replay the rate of the day it was captured; and they launch a kernel per parameter and
+operation. Over one flat tensor an update is a handful of kernels, the rate is a device scalar, and
+skipping an update when a gradient overflowed needs no answer from the device. `tests/lab` holds
+both to torch's own, step by step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional, Sequence
+
+import torch
+from torch import nn
+
+__all__ = ["SGD", "Adadelta", "FlatOptimizer", "OptimizerMaker"]
+
+
+class FlatOptimizer:
+    """Moves the model's parameters into one flat tensor (they become views) and updates that.
+
+    `rate` is a device scalar; `state` maps names to flat tensors shaped like the parameters.
+    """
+
+    def __init__(self, model: nn.Module, rate: float, state: Sequence[str]) -> None:
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        sizes = [parameter.numel() for parameter in self.parameters]
+        with torch.no_grad():
+            self.values = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+            for parameter, part in zip(self.parameters, self.values.split(sizes)):
+                parameter.data = part.view(parameter.shape)
+        self.gradient = torch.zeros_like(self.values)
+        self.rate = torch.tensor(rate, device=self.values.device)
+        self.state: Dict[str, torch.Tensor] = {
+            name: torch.zeros_like(self.values) for name in state
+        }
+
+    def set_rate(self, rate: float) -> None:
+        """Change the learning rate in place, for captured graphs as well."""
+        self.rate.fill_(rate)
+
+    def differentiate(self, loss: torch.Tensor) -> None:
+        """Put the gradient of `loss` by every parameter into `gradient`."""
+        parts = torch.autograd.grad(loss, self.parameters)
+        torch.cat([part.reshape(-1) for part in parts], out=self.gradient)
+
+    def step(self, skip: Optional[torch.Tensor] = None) -> None:
+        """Update from `gradient`. Where the boolean scalar `skip` is true nothing changes.
+
+        `skip` stays on the device: asking for it would stop the queue at every step.
+        """
+        tensors = [self.values, *self.state.values()]
+        before = [tensor.clone() for tensor in tensors] if skip is not None else []
+        with torch.no_grad():
+            self._update()
+            for tensor, old in zip(tensors, before):
+                tensor.copy_(torch.where(skip, old, tensor))
+
+    def _update(self) -> None:
+        raise NotImplementedError
+
+    def state_dict(self) -> Dict[str, Any]:
+        return {name: tensor.clone() for name, tensor in self.state.items()}
+
+    def load_state_dict(self, saved: Dict[str, Any]) -> None:
+        for name, tensor in self.state.items():
+            tensor.copy_(saved[name])
+
+
+class SGD(FlatOptimizer):
+    """Momentum without dampening or Nesterov; weight decay is added to the gradient."""
+
+    def __init__(
+        self, model: nn.Module, rate: float, momentum: float = 0.9, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(model, rate, ("momentum",))
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+
+    def _update(self) -> None:
+        velocity = self.state["momentum"]
+        gradient = self.gradient.add(self.values, alpha=self.weight_decay)
+        velocity.mul_(self.momentum).add_(gradient)
+        self.values.sub_(velocity * self.rate)
+
+
+class Adadelta(FlatOptimizer):
+    """Zeiler 2012 (arXiv 1212.5701), as torch has it: the step is multiplied by a rate."""
+
+    def __init__(self, model: nn.Module, rate: float, rho: float = 0.9, eps: float = 1e-6) -> None:
+        super().__init__(model, rate, ("square", "delta"))
+        self.rho = rho
+        self.eps = eps
+
+    def _update(self) -> None:
+        square, accumulated = self.state["square"], self.state["delta"]
+        square.mul_(self.rho).addcmul_(self.gradient, self.gradient, value=1 - self.rho)
+        deviation = square.add(self.eps).sqrt_()
+        delta = accumulated.add(self.eps).sqrt_().div_(deviation).mul_(self.gradient)
+        accumulated.mul_(self.rho).addcmul_(delta, delta, value=1 - self.rho)
+        self.values.sub_(delta.mul_(self.rate))
+
+
+#: How a training run makes its optimiser once the model is on its device.
+OptimizerMaker = Callable[[nn.Module], FlatOptimizer]
