@@ -57,7 +57,9 @@ def find_markers(root: Path) -> Iterator[Marker]:
 def render(markers: Iterable[Marker]) -> str:
     """The page; deterministic."""
     rows = sorted({(m.what, m.why, m.how, m.path) for m in markers})
-    return _HEAD + "".join(f"| {what} | {why} | {how} | `{path}` |\n" for what, why, how, path in rows)
+    return _HEAD + "".join(
+        f"| {what} | {why} | {how} | `{path}` |\n" for what, why, how, path in rows
+    )
 
 
 def main(arguments: list[str], root: Path) -> int:

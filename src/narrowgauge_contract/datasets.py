@@ -82,7 +82,9 @@ def _idx_mirror(root: str, megabytes: int) -> Source:
     return Source("https", tuple(Artifact(f"{root}/{name}.gz") for name in _IDX), "idx", megabytes)
 
 
-def _files(image: Tuple[int, int, int], train: int, hashes: Tuple[str, ...]) -> Tuple[FlatFile, ...]:
+def _files(
+    image: Tuple[int, int, int], train: int, hashes: Tuple[str, ...]
+) -> Tuple[FlatFile, ...]:
     names = ("train-images.u8", "train-labels.u8", "test-images.u8", "test-labels.u8")
     shapes = ((train, *image), (train,), (10000, *image), (10000,))
     return tuple(FlatFile(*parts) for parts in zip(names, shapes, hashes))
@@ -126,8 +128,16 @@ _FASHION = DataSet(
     name="fashion-mnist",
     title="Fashion-MNIST",
     classes=(
-        "T-shirt/top", "trouser", "pullover", "dress", "coat",
-        "sandal", "shirt", "sneaker", "bag", "ankle boot",
+        "T-shirt/top",
+        "trouser",
+        "pullover",
+        "dress",
+        "coat",
+        "sandal",
+        "shirt",
+        "sneaker",
+        "bag",
+        "ankle boot",
     ),  # fmt: skip
     mean=(0.2860,),
     std=(0.3530,),
@@ -163,8 +173,16 @@ _CIFAR10 = DataSet(
     name="cifar10",
     title="CIFAR-10",
     classes=(
-        "airplane", "automobile", "bird", "cat", "deer",
-        "dog", "frog", "horse", "ship", "truck",
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
     ),  # fmt: skip
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Dict, Iterator, Sequence
 
 __all__ = ["sha256_file", "tree_hash"]
 
 #: What belongs to a source tree; anything else (caches, build products, results) does not.
+_LEFT_OUT = ("__pycache__", "build")
 _SUFFIXES = (".py", ".cpp", ".cu", ".cuh", ".h", ".toml")
 
 
@@ -37,8 +39,10 @@ def tree_hash(roots: Sequence[Path]) -> str:
 
 
 def _sources(root: Path) -> Iterator[Path]:
-    for path in root.rglob("*"):
-        parts = path.relative_to(root).parts
-        hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
-        if path.suffix in _SUFFIXES and path.is_file() and not hidden:
-            yield path
+    # Folders that are left out are not entered: a build elsewhere may be removing files there.
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name[0] != "." and name not in _LEFT_OUT]
+        for name in names:
+            path = Path(folder, name)
+            if path.suffix in _SUFFIXES and name[0] != "." and path.is_file():
+                yield path

@@ -125,13 +125,11 @@ def resolve(
     run_id: str,
 ) -> Job:
     """The one Job that the overrides ask for; UsageError where they ask for several runs."""
-    jobs = resolve_all(
-        spec, overrides, profile=profile, target=target, seed=seed, run_ids=[run_id]
-    )
+    jobs = resolve_all(spec, overrides, profile=profile, target=target, seed=seed, run_ids=[run_id])
     if len(jobs) != 1:
         raise UsageError(
             f"these parameters make {len(jobs)} runs, not one",
-            why="a comma list on a parameter with axis = \"run\" makes one run per value",
+            why='a comma list on a parameter with axis = "run" makes one run per value',
             next_step="give one value, or use `narrowgauge run`, which starts them one after another",
         )
     return jobs[0]
@@ -196,9 +194,7 @@ def _job(
         profile=profile,
         target=target,
         seed=seed,
-        parameters={
-            name: _one_or_list(spec.parameters[name], values[name]) for name in names
-        },
+        parameters={name: _one_or_list(spec.parameters[name], values[name]) for name in names},
         rows=tuple(rows),
         data_sets=data_sets,
         synthetic=synthetic,

@@ -188,7 +188,9 @@ def load_spec(path: Path) -> ExperimentSpec:
     """Read and check `<id>/experiment.toml`; the folder's name must be the id."""
     spec = parse_spec(load_toml(path), where=str(path))
     if path.parent.name != spec.id:
-        raise ExperimentFileError(f"{path}: id is '{spec.id}' but the folder is '{path.parent.name}'")
+        raise ExperimentFileError(
+            f"{path}: id is '{spec.id}' but the folder is '{path.parent.name}'"
+        )
     return spec
 
 
@@ -236,7 +238,9 @@ def _parse_parameter(name: str, body: Any, where: str) -> Parameter:
         raise ExperimentFileError(f"{where} lacks 'default'")
     for key, known in (("type", _TYPES), ("axis", AXES)):
         if body[key] not in known:
-            raise ExperimentFileError(f"{where}: {key} '{body[key]}' is not one of {', '.join(known)}")
+            raise ExperimentFileError(
+                f"{where}: {key} '{body[key]}' is not one of {', '.join(known)}"
+            )
     if (body["type"] == "choice") != bool(body.get("choices")):
         raise ExperimentFileError(f"{where}: 'choices' and type = \"choice\" belong together")
     parameter = Parameter(
@@ -288,7 +292,9 @@ def _parse_drawing(body: Mapping[str, Any], where: str) -> Drawing:
     return Drawing(**{**body, "metrics": tuple(body.get("metrics", ()))})
 
 
-def _table(document: Mapping[str, Any], key: str, where: str, required: bool = False) -> Dict[str, Any]:
+def _table(
+    document: Mapping[str, Any], key: str, where: str, required: bool = False
+) -> Dict[str, Any]:
     if key not in document:
         if required:
             raise ExperimentFileError(f"{where} lacks the table [{key}]")

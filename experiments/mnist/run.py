@@ -1,0 +1,38 @@
+"""One row of `mnist`: train the network at one precision and record every epoch."""
+
+from __future__ import annotations
+
+import functools
+
+from narrowgauge_lab import training
+from narrowgauge_lab.augment import Feed
+from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.optim import Adadelta
+from narrowgauge_lab.schedule import Step
+
+from .model import Net
+
+#: Enough made-up images for full and partial batches, few enough for a test.
+_SYNTHETIC = {"channels": 1, "size": 28, "classes": 10, "train": 2000, "test": 1000}
+
+
+def run(ctx: RowContext) -> None:
+    """Train as `ctx.parameters` say, in the precision of this row."""
+    parameters = ctx.parameters
+    name = parameters["data"]
+    data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
+    mean, std = data.declaration.mean, data.declaration.std
+    classes = data.declaration.classes
+    limit = parameters["train_limit"] or len(data.train_images)
+    training_set = Feed(data.train_images[:limit], data.train_labels[:limit], mean, std, ctx.device)
+    test_set = Feed(data.test_images, data.test_labels, mean, std, ctx.device)
+    training.seed_everything(ctx.seed)
+    recipe = training.Recipe(
+        epochs=parameters["epochs"],
+        batch_size=parameters["batch_size"],
+        precision=parameters["precision"],
+        schedule=Step(parameters["lr"], parameters["gamma"]),
+        optimizer=functools.partial(Adadelta, rate=parameters["lr"]),
+        graphs=parameters["graphs"],
+    )
+    training.train(ctx, Net(len(classes)).to(ctx.device), training_set, test_set, classes, recipe)

@@ -1,0 +1,194 @@
+# shellcheck shell=bash
+# What the suite needs of a machine: found, listed, or installed. Sourced by test.sh.
+# Nothing here touches a Docker engine that already answers.
+
+: "${state:?the folder that everything is kept in}" "${logs:?the folder of the stages}"
+engine_folder=''
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+
+newest_python() {
+    local name
+    for name in python3.11 python3.13 python3.12 python3.10 python3; do
+        if "$name" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' \
+            2>/dev/null; then
+            command -v "$name"
+            return 0
+        fi
+    done
+    return 1
+}
+
+python38() {
+    local name
+    for name in python3.8 "$HOME"/.pyenv/versions/3.8*/bin/python "$state"/uv-python/*/bin/python3.8 \
+        "$(uv python find 3.8 2>/dev/null)"; do
+        if "$name" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info[:2] != (3, 8))' \
+            2>/dev/null; then
+            command -v "$name"
+            return 0
+        fi
+    done
+    return 1
+}
+
+engine_answers() { docker info >/dev/null 2>&1; }
+
+compose_answers() { docker compose version >/dev/null 2>&1; }
+
+#: buildx, or a client old enough to ask the engine's own BuildKit.
+can_build() {
+    local client
+    docker buildx version >/dev/null 2>&1 && return 0
+    for client in $(type -ap docker); do
+        case $("$client" --version) in
+        *" version "1[0-9].* | *" version "2[0-2].*) return 0 ;;
+        esac
+    done
+    return 1
+}
+
+#: Prints one line for each thing that is missing: its name, a tab, and what installs it.
+list_missing() {
+    local docker=$1
+    newest_python >/dev/null ||
+        printf 'python\tapt-get install python3 python3-venv   (3.10 or newer)\n'
+    python38 >/dev/null ||
+        printf 'python3.8\tuv python install 3.8, or pyenv install 3.8\n'
+    command -v g++ >/dev/null || printf 'g++\tapt-get install g++\n'
+    command -v git >/dev/null || printf 'git\tapt-get install git\n'
+    [ -n "$docker" ] || return 0
+    engine_answers ||
+        printf 'engine\tapt-get install docker.io, and start it: systemctl start docker\n'
+    compose_answers ||
+        printf 'compose\tapt-get install docker-compose-v2, or docker-compose of Debian 13\n'
+    can_build || printf 'buildx\tapt-get install docker-buildx\n'
+    command -v debootstrap >/dev/null || docker image inspect "$NARROWGAUGE_TEST_BASE" \
+        >/dev/null 2>&1 || printf 'debootstrap\tapt-get install debootstrap\n'
+}
+
+#: require PROVISION DOCKER: returns when everything is there, else exits with the list.
+require() {
+    local provision=$1 docker=$2 missing answer
+    use_own_plugins
+    missing=$(list_missing "$docker")
+    [ -n "$missing" ] || return 0
+    if [ -z "$provision" ]; then
+        show_missing "$missing"
+        if [ ! -t 0 ]; then
+            echo 'next: install them, or let this do it: ./scripts/test.sh --provision'
+            exit 14
+        fi
+        read -r -p 'Install and start them now? [y/N] ' answer
+        case $answer in [yY]*) ;; *) exit 14 ;; esac
+    fi
+    provide "$missing"
+    missing=$(list_missing "$docker")
+    [ -n "$missing" ] || return 0
+    show_missing "$missing"
+    exit 14
+}
+
+show_missing() {
+    echo 'The suite needs what is not here:'
+    printf '%s\n' "$1" | awk -F '\t' '{ printf "  %-12s %s\n", $1, $2 }'
+}
+
+provide() {
+    local name
+    while IFS=$'\t' read -r name _; do
+        stage "provide-$name" "provide_$name" || true
+    done <<<"$1"
+    # The engine outlives its stage, so it is started by this shell.
+    case $1 in *engine*) engine_answers || start_engine ;; esac
+}
+
+apt_install() {
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq &&
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes "$@"
+}
+
+provide_python() { apt_install python3 python3-venv; }
+provide_g++() { apt_install g++; }
+provide_git() { apt_install git; }
+provide_debootstrap() { apt_install debootstrap debian-archive-keyring; }
+provide_engine() { command -v dockerd >/dev/null || apt_install docker.io; }
+provide_compose() { plugin compose docker-compose-v2 docker-compose-plugin docker-compose; }
+provide_buildx() { plugin buildx docker-buildx docker-buildx-plugin docker-buildx; }
+
+provide_python3.8() {
+    "$(newest_python)" -m venv "$state/uv" && "$state/uv/bin/pip" install --quiet uv &&
+        UV_PYTHON_INSTALL_DIR=$state/uv-python "$state/uv/bin/uv" python install 3.8
+}
+
+#: An engine of our own, with its own data and socket; only where none answers.
+start_engine() {
+    if docker info 2>&1 | grep -qi 'permission denied'; then
+        echo "an engine is there, and you may not use it: sudo usermod -aG docker $USER, log in again"
+        return 1
+    fi
+    # The path of a socket may not exceed 107 characters, so it does not lie in the checkout.
+    engine_folder=$(mktemp -d /tmp/narrowgauge-engine.XXXXXX)
+    export DOCKER_HOST=unix://$engine_folder/docker.sock
+    as_root dockerd --data-root "$state/docker" --exec-root "$engine_folder/exec" \
+        --pidfile "$engine_folder/pid" --host "$DOCKER_HOST" --group "$(id -gn)" \
+        >"$logs/dockerd.log" 2>&1 &
+    local left=120
+    until engine_answers; do
+        left=$((left - 1))
+        [ $left -gt 0 ] || { tail -n 20 "$logs/dockerd.log"; return 1; }
+        sleep 0.25
+    done
+    echo "started a Docker engine of our own: $DOCKER_HOST"
+}
+
+stop_engine() {
+    [ -n "$engine_folder" ] || return 0
+    local pid
+    pid=$(cat "$engine_folder/pid" 2>/dev/null) && as_root kill "$pid"
+    while [ -n "$pid" ] && as_root kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+    as_root rm -rf "$engine_folder"
+    engine_folder=''
+}
+
+#: plugin NAME PACKAGE...: a client plugin for the suite alone, not installed on the machine.
+#: The last package is looked for in Debian 13, where it needs no newer C library than Debian 12's.
+plugin() (
+    name=$1 folder=$state/plugin-$1
+    shift
+    rm -rf "$folder" && mkdir -p "$folder/lists/partial" "$folder/archives/partial" || return 1
+    cd "$folder" || return 1
+    for package in "${@:1:$#-1}"; do
+        if apt-cache show "$package" >/dev/null 2>&1 && apt-get download "$package"; then break; fi
+    done
+    if ! compgen -G '*.deb' >/dev/null; then
+        echo "deb $(debian_mirror) trixie main" >sources.list
+        options=(-o "Dir::Etc::sourcelist=$folder/sources.list" -o Dir::Etc::sourceparts=-
+            -o "Dir::State::lists=$folder/lists" -o "Dir::Cache=$folder")
+        apt-get "${options[@]}" update -qq &&
+            apt-get "${options[@]}" download "${!#}" || return 1
+    fi
+    for package in *.deb; do dpkg-deb -x "$package" tree || return 1; done
+    found=$(find tree -path "*/cli-plugins/docker-$name" | head -n 1)
+    mkdir -p "$state/docker-config/cli-plugins"
+    cp "$found" "$state/docker-config/cli-plugins/"
+)
+
+#: The mirror that apt is set to, where it is Debian's; else Debian's own.
+debian_mirror() {
+    local from
+    from=$(apt-get indextargets --format "\$(REPO_URI) \$(RELEASE) \$(COMPONENT)" \
+        'Created-By: Packages' 2>/dev/null | awk '$2 == "bookworm" && $3 == "main" { print $1; exit }')
+    printf '%s' "${from:-http://deb.debian.org/debian}"
+}
+
+#: Plugins that an earlier run provided count as there; the user's own settings still hold.
+use_own_plugins() {
+    if compose_answers && can_build; then return 0; fi
+    local own=${DOCKER_CONFIG:-$HOME/.docker}
+    mkdir -p "$state/docker-config/cli-plugins"
+    for name in config.json contexts; do
+        if [ -e "$own/$name" ]; then cp -r "$own/$name" "$state/docker-config/"; fi
+    done
+    export DOCKER_CONFIG=$state/docker-config
+}

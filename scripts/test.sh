@@ -1,0 +1,163 @@
+#!/usr/bin/env bash
+# The whole suite that is not marked slow or gpu, container tests included.
+#   ./scripts/test.sh [--provision] [--no-docker] [--slow] [words for pytest]
+# CI=1 or --provision installs and starts what is missing; otherwise it is listed and asked for.
+# An engine that is already there is used as it is. --no-docker leaves the container tests out.
+# Everything it makes is kept in .test/, so a second run is quicker.
+# shellcheck disable=SC2317,SC2329 # most functions are started by `stage`
+set -uo pipefail
+# Each background job in a process group of its own, so that all of it can be ended.
+set -m
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+cd "$root" || exit 1
+
+state=${NARROWGAUGE_TEST_STATE:-$root/.test}
+export NARROWGAUGE_TEST_BASE=${NARROWGAUGE_TEST_BASE:-narrowgauge-standin:bookworm}
+export NARROWGAUGE_TEST_WHEELS=$state/wheels
+logs=$state/logs reports=$state/reports stages=$state/stages.tsv
+# shellcheck source=scripts/provision.sh
+. scripts/provision.sh
+
+provision=${CI:+yes} docker=yes marks='not slow and not gpu' words=()
+for word in "$@"; do
+    case $word in
+    --provision) provision=yes ;;
+    --no-docker) docker= ;;
+    --slow) marks='not gpu' ;;
+    -h | --help) sed -n '2,6p' "$0" && exit 0 ;;
+    *) words+=("$word") ;;
+    esac
+done
+
+#: Runs one stage, its output in a log of its own, its seconds in the table. The log is shown when
+#: the stage fails.
+stage() {
+    local name=$1 begin=$EPOCHREALTIME code=0
+    shift
+    "$@" >"$logs/$name.log" 2>&1 </dev/null || code=$?
+    local seconds
+    seconds=$(awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
+    printf '%s\t%s\t%s\n' "$name" "$seconds" "$code" >>"$stages"
+    printf '%s' "$code" >"$logs/$name.code"
+    if [ $code = 0 ]; then
+        printf '%-22s %7s s\n' "$name" "$seconds"
+    else
+        printf '%-22s %7s s  FAILED (%s)\n' "$name" "$seconds" $code
+        tail -n 150 "$logs/$name.log" | sed "s/^/$name | /"
+    fi
+    return $code
+}
+
+#: venv NAME PYTHON REQUIREMENT...: a virtual environment under .test, made once per requirements.
+venv() {
+    local folder=$state/$1 python=$2 stamp
+    shift 2
+    stamp="$python $* $(cksum <pyproject.toml)"
+    if [ -f "$folder/.stamp" ] && [ "$(cat "$folder/.stamp")" = "$stamp" ]; then return 0; fi
+    "$python" -m venv --clear "$folder" &&
+        "$folder/bin/pip" install --quiet --disable-pip-version-check "$@" &&
+        printf '%s' "$stamp" >"$folder/.stamp"
+}
+
+#: run_tests LANE PYTHON FOLDER...: pytest with its report; no tests collected is a failure.
+run_tests() {
+    local lane=$1 python=$2
+    shift 2
+    PYTHONPATH=src "$python" -m pytest -p no:cacheprovider -m "$marks" --durations=20 \
+        --junitxml="$reports/$lane.xml" ${words[@]+"${words[@]}"} "$@"
+}
+
+#: lab_lane NAME PYTHON: kernels once, then what runs inside images.
+lab_lane() {
+    local name=$1 python=$2
+    stage "$name-kernels" env PYTHONPATH=src "$python" -m narrowgauge_kernels.build &&
+        stage "$name-tests" run_tests "$name" "$python" \
+            tests/contract tests/kernels tests/lab tests/experiments
+}
+
+old_environment() { venv lab38 "$1" torch==1.8.0 numpy pillow tomli pytest hypothesis pytest-timeout; }
+
+new_environment() {
+    # shellcheck disable=SC2046 # one word per wheel
+    venv lab311 "$1" --find-links "$state/wheels" $(lab_requirements "$1") \
+        pillow pytest hypothesis pytest-timeout
+}
+
+#: The wheels that the image takes, where this Python takes them too.
+lab_requirements() {
+    if "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
+        find "$state/wheels" -name '*.whl'
+    else
+        printf '%s\n' numpy torch
+    fi
+}
+
+#: await STAGE: what a stage of another track gave, once it has ended.
+await() {
+    until [ -f "$logs/$1.code" ]; do sleep 0.2; done
+    return "$(cat "$logs/$1.code")"
+}
+
+#: The two lab environments, one after the other: the old one is still being downloaded at first.
+lab_track() {
+    local code=0
+    { stage lab311-install new_environment "$new_python" &&
+        lab_lane lab311 "$state/lab311/bin/python"; } || code=1
+    { await lab38-install && lab_lane lab38 "$state/lab38/bin/python"; } || code=1
+    return $code
+}
+
+host_track() {
+    local code=0
+    stage host-install venv host "$new_python" --editable '.[test]' || return 1
+    stage host-tests run_tests host "$state/host/bin/python" \
+        tests/architecture tests/images tests/launcher || code=1
+    if [ -n "$docker" ]; then
+        { await base && stage container-tests run_tests containers "$state/host/bin/python" \
+            tests/e2e; } || code=1
+    fi
+    return $code
+}
+
+finish() {
+    trap - EXIT INT TERM
+    local job
+    for job in $(jobs -p); do kill -- "-$job" 2>/dev/null; done
+    wait
+    stop_engine
+    exit "$1"
+}
+
+main() {
+    local failed='' job
+    stage lab38-install old_environment "$old_python" &
+    local jobs=($!)
+    if [ -n "$docker" ]; then
+        stage base scripts/standin.sh base "$state" "$NARROWGAUGE_TEST_BASE" &
+        jobs+=($!)
+    fi
+    stage wheels scripts/standin.sh wheels "$state/wheels" "$new_python" || return 1
+    lab_track &
+    jobs+=($!)
+    host_track || failed=yes
+    for job in "${jobs[@]}"; do wait "$job" || failed=yes; done
+    [ -z "$failed" ]
+}
+
+mkdir -p "$logs" "$reports"
+rm -f "$logs"/* "$reports"/* "$stages"
+trap 'finish 130' INT TERM
+trap 'finish $?' EXIT
+begin=$SECONDS
+require "$provision" "$docker"
+new_python=$(newest_python)
+old_python=$(python38)
+
+code=0
+main || code=1
+printf '\n%d s in all; stages, slowest first:\n' $((SECONDS - begin))
+sort -t "$(printf '\t')" -k 2,2nr "$stages" |
+    awk -F '\t' '{ printf "  %7.1f s  %s%s\n", $2, $1, ($3 == 0 ? "" : "  FAILED") }'
+"$new_python" scripts/summarise.py "$reports" || code=1
+finish $code

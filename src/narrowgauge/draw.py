@@ -1,0 +1,271 @@
+"""Pictures of a run, drawn from its record and side files alone, and always the same.
+
+Which pictures, the experiment says (`[[draw]]` in experiment.toml); how, is decided here once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from narrowgauge import statistics
+from narrowgauge.statistics import Configuration
+from narrowgauge.store import RunFolder
+from narrowgauge.tables import write_tables
+from narrowgauge.view import number
+from narrowgauge_contract.errors import DamagedRecordError
+from narrowgauge_contract.hashing import sha256_file
+from narrowgauge_contract.outcome import Row
+from narrowgauge_contract.record import Record
+from narrowgauge_contract.spec import Drawing, parse_spec
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["draw_run"]
+
+#: Okabe and Ito's colours, told apart by colour-blind readers as well, in an order of contrast.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
+_DPI = 150
+#: One matrix per configuration; more than these are no picture any more.
+_MOST_MATRICES = 8
+#: Fixed ids and no date, so that the same record gives the same bytes.
+_STYLE = {
+    "svg.hashsalt": "narrowgauge",
+    "svg.fonttype": "path",
+    "font.size": 10.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+}
+
+
+def draw_run(folder: RunFolder) -> list[Path]:
+    """Draw every picture and table of a recorded run into its `derived`; the files made.
+
+    Raises DamagedRecordError where the record or a side file is damaged: after everything else is
+    drawn, and with nothing drawn from what is damaged.
+    """
+    record = folder.record()
+    folder.derived.mkdir(exist_ok=True)
+    made = write_tables(record, folder.derived)
+    problems: list[DamagedRecordError] = []
+    if not record.valid_rows():
+        return made
+    for drawing in parse_spec(record.spec, where=f"the record of {record.run_id}").drawings:
+        try:
+            made += _draw(drawing, record, folder)
+        except DamagedRecordError as problem:
+            problems.append(problem)
+    if problems:
+        raise problems[0]
+    return made
+
+
+def _draw(drawing: Drawing, record: Record, folder: RunFolder) -> list[Path]:
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    painters: dict[str, Callable[[Drawing, Record, RunFolder], Iterator[tuple[str, Figure]]]] = {
+        "curve": _curves,
+        "bar": _bars,
+        "confusion": _confusions,
+    }
+    made = []
+    with mpl.rc_context(_STYLE):
+        for name, picture in painters[drawing.kind](drawing, record, folder):
+            FigureCanvasAgg(picture)
+            for suffix, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
+                path = folder.derived / f"{name}.{suffix}"
+                picture.savefig(path, dpi=_DPI, metadata=metadata)
+                made.append(path)
+    return made
+
+
+def _figure(width: float, height: float, title: str, record: Record) -> Figure:
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(width, height))
+    note = " · made-up data" if record.synthetic else ""
+    picture.suptitle(title + note, fontsize=12, fontweight="bold", x=0.02, ha="left")
+    return picture
+
+
+def _curves(drawing: Drawing, record: Record, folder: RunFolder) -> Iterator[tuple[str, Figure]]:
+    """A panel per metric, a colour per configuration, a thin line per repeat, their median thick."""
+    del folder
+    found = [each for each in statistics.configurations(record.rows) if each.valid]
+    metrics = [name for name in drawing.metrics if any(r.metric(name) for r in record.valid_rows())]
+    if not metrics:
+        return
+    picture = _figure(1.5 + 4.2 * len(metrics), 4.2, drawing.title, record)
+    panels = picture.subplots(1, len(metrics), squeeze=False)[0]
+    names = statistics.varying(found)
+    for panel, metric in zip(panels, metrics, strict=True):
+        for colour, each in zip(itertools.cycle(_COLOURS), found):  # noqa: B905 (colours repeat)
+            _curve(panel, each, metric, colour, each.label(names))
+        unit = _unit(record, metric)
+        panel.set_ylabel(drawing.y or _axis(metric, unit))
+        if len(metrics) > 1:
+            panel.set_title(_axis(metric, ""), fontsize=10, loc="left")
+        panel.set_xlabel(drawing.x or _index(record, metric))
+        panel.xaxis.get_major_locator().set_params(integer=True)
+    if names:
+        picture.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+    yield drawing.name, picture
+
+
+def _curve(panel: Axes, found: Configuration, metric: str, colour: str, label: str) -> None:
+    series = [m.values for row in found.valid if (m := row.metric(metric)) is not None and m.values]
+    if not series:
+        return
+    alone = len(series) == 1
+    for values in series:
+        panel.plot(range(1, len(values) + 1), values, color=colour, linewidth=0.8, alpha=0.45,
+                   marker="o" if alone and len(values) < 3 else "", markersize=3)  # fmt: skip
+    longest = max(len(values) for values in series)
+    middle = [
+        (statistics.summarize([v[i] for v in series if i < len(v)]) or _NOTHING).median
+        for i in range(longest)
+    ]
+    marker = "o" if longest <= 12 else ""
+    panel.plot(range(1, longest + 1), middle, color=colour, linewidth=2, label=label,
+               marker=marker, markersize=4)  # fmt: skip
+
+
+_NOTHING = statistics.Summary(0, math.nan, math.nan, math.nan, math.nan, math.nan, None)
+
+
+def _bars(drawing: Drawing, record: Record, folder: RunFolder) -> Iterator[tuple[str, Figure]]:
+    """A bar per configuration: the median over the repeats, with every repeat as a dot."""
+    del folder
+    found = [each for each in statistics.configurations(record.rows) if each.valid]
+    metrics = [name for name in drawing.metrics if any(each.figures(name) for each in found)]
+    if not metrics:
+        return
+    names = statistics.varying(found)
+    labels = [each.label(names).replace(", ", "\n") or record.experiment for each in found]
+    height = 1.4 + 0.5 * len(found)
+    picture = _figure(2.4 + 4.4 * len(metrics), max(height, 2.4), drawing.title, record)
+    panels = picture.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
+    for panel, metric in zip(panels, metrics, strict=True):
+        unit = _unit(record, metric)
+        for place, each in enumerate(found):
+            _bar(panel, place, each.figures(metric), _COLOURS[place % len(_COLOURS)], unit)
+        panel.set_yticks(range(len(found)), labels)
+        panel.set_ylim(len(found) - 0.4, -0.6)
+        panel.set_xlabel(drawing.y or _axis(metric, unit))
+        panel.grid(visible=False, axis="y")
+        panel.margins(x=0.15)
+    yield drawing.name, picture
+
+
+def _bar(panel: Axes, place: int, figures: Sequence[float], colour: str, unit: str) -> None:
+    summary = statistics.summarize(figures)
+    if summary is None or not math.isfinite(summary.median):
+        panel.text(0, place, " no figure", va="center")
+        return
+    panel.barh(place, summary.median, height=0.6, color=colour, alpha=0.75)
+    panel.plot(figures, [place] * len(figures), "o", color="black", markersize=3, alpha=0.7)
+    panel.annotate(number(summary.median, unit), (max(summary.high, 0.0), place), xytext=(6, 0),
+                   textcoords="offset points", va="center")  # fmt: skip
+
+
+def _confusions(
+    drawing: Drawing, record: Record, folder: RunFolder
+) -> Iterator[tuple[str, Figure]]:
+    """A matrix per configuration: the counts of all its valid repeats together."""
+    found = [each for each in statistics.configurations(record.rows) if each.valid]
+    names = statistics.varying(found)
+    for each in found[:_MOST_MATRICES]:
+        matrices = [_matrix(row, drawing.side_file, folder) for row in each.valid]
+        present = [matrix for matrix in matrices if matrix is not None]
+        if not present:
+            continue
+        labels = present[0]["labels"]
+        size = range(len(labels))
+        counts = [[sum(m["counts"][i][j] for m in present) for j in size] for i in size]
+        label = each.label(names)
+        name = f"{drawing.name}-{_file_word(label)}" if label else drawing.name
+        repeats = f"{len(present)} repeats" if len(present) > 1 else ""
+        title = " · ".join(filter(None, (drawing.title, label, repeats)))
+        yield name, _heat_map(title, labels, counts, drawing, record)
+
+
+def _matrix(row: Row, name: str, folder: RunFolder) -> dict[str, Any] | None:
+    """A confusion matrix, checked; None where the row has none."""
+    side = next((s for s in row.side_files if Path(s.path).name == name), None)
+    if side is None:
+        return None
+    path = folder.out / side.path
+    if not path.is_file() or sha256_file(path) != side.sha256:
+        raise DamagedRecordError(
+            f"the side file {side.path} is missing or was changed",
+            why=f"it should have sha256 {side.sha256}",
+            next_step="the record itself is whole; only this picture is not drawn",
+        )
+    matrix: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    size = len(matrix["labels"])
+    if [len(line) for line in matrix["counts"]] != [size] * size:
+        raise DamagedRecordError(f"the side file {side.path} holds no square matrix")
+    return matrix
+
+
+def _heat_map(
+    title: str, labels: list[str], counts: list[list[int]], drawing: Drawing, record: Record
+) -> Figure:
+    """Colour by the share of the true class, so that classes of unlike size compare."""
+    size = len(labels)
+    picture = _figure(2.2 + 0.55 * size, 1.8 + 0.5 * size, title, record)
+    panel = picture.subplots()
+    shares = [[count / max(sum(line), 1) for count in line] for line in counts]
+    # A root makes the rare mistakes visible beside a diagonal near 1.
+    image = panel.imshow([[math.sqrt(s) for s in line] for line in shares], cmap="Blues",
+                         vmin=0.0, vmax=1.0)  # fmt: skip
+    for i, line in enumerate(counts):
+        for j, count in enumerate(line):
+            if count:
+                dark = shares[i][j] > 0.35
+                panel.text(j, i, str(count), ha="center", va="center", fontsize=8,
+                           color="white" if dark else "#202020")  # fmt: skip
+    panel.set_xticks(range(size), labels, rotation=0 if max(map(len, labels)) < 4 else 45,
+                     ha="center" if max(map(len, labels)) < 4 else "right")  # fmt: skip
+    panel.set_yticks(range(size), labels)
+    panel.set_xlabel(drawing.x or "predicted")
+    panel.set_ylabel(drawing.y or "true")
+    panel.grid(visible=False)
+    panel.spines[:].set_visible(False)
+    bar = picture.colorbar(image, ax=panel, shrink=0.8, label="share of the true class")
+    ticks = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0)
+    bar.set_ticks([math.sqrt(t) for t in ticks], labels=[f"{t:g}" for t in ticks])
+    return picture
+
+
+def _unit(record: Record, metric: str) -> str:
+    found = next((m for row in record.valid_rows() if (m := row.metric(metric))), None)
+    return found.unit if found else ""
+
+
+def _index(record: Record, metric: str) -> str:
+    found = next((m for row in record.valid_rows() if (m := row.metric(metric))), None)
+    return (found.index if found else "") or "sample"
+
+
+def _axis(metric: str, unit: str) -> str:
+    words = metric.replace("_", " ")
+    return f"{words} ({unit})" if unit and unit != "1" else words
+
+
+def _file_word(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", label.replace("=", "-")).strip("-")

@@ -1,0 +1,298 @@
+"""The docker executor: detached containers, found again by name, removed only once collected.
+
+The SDK is imported here and nowhere else at module level: its import costs more than the rest of
+the launcher, and `plan`, `list` and `show` never need it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.utils
+import requests.exceptions
+from docker.errors import APIError, DockerException, NotFound
+
+from narrowgauge.container import LABEL_RUN, ContainerPlan, create_body
+from narrowgauge.errors import DockerUnavailable, NarrowgaugeError
+from narrowgauge.executors.base import (
+    ENDING_FILE,
+    HANDLE_FORMAT,
+    LOG_LINES,
+    POLL_S,
+    STOP_TIMEOUT_S,
+    Ending,
+    ExecutorFacts,
+    Handle,
+    save,
+)
+from narrowgauge.executors.docker_errors import connection_error, refusal_error
+from narrowgauge.executors.ending import ending_from, vanished
+from narrowgauge.plan import Places, container_exceptions
+from narrowgauge_contract.events import EVENTS_FILE, Event, EventTail
+from narrowgauge_contract.job import Job
+from narrowgauge_contract.record import ImageFacts
+
+__all__ = ["DockerExecutor", "PlanContainer", "connect"]
+
+_DEFAULT_HOST = "unix:///var/run/docker.sock"
+#: One `wait` request. It expires as a connection error, and so does one to a lost engine.
+_WAIT_S = 60
+#: How long an engine may be away (restarting) before the launcher gives up watching.
+_ENGINE_AWAY_S = 30.0
+
+#: Plans the container of one job: (job, places, image, what probe said).
+PlanContainer = Callable[[Job, Places, ImageFacts, ExecutorFacts], ContainerPlan]
+
+
+def connect(env: Mapping[str, str]) -> docker.APIClient:
+    """A client for the engine that DOCKER_HOST or Docker's context names.
+
+    Raises DockerUnavailable or DockerPermission.
+    """
+    host = env.get("DOCKER_HOST") or _context_host() or _DEFAULT_HOST
+    settings = docker.utils.kwargs_from_env(environment=dict(env))
+    settings["base_url"] = host
+    try:
+        return docker.APIClient(version="auto", **settings)
+    except (DockerException, requests.exceptions.RequestException, OSError) as error:
+        raise connection_error(error, host) from error
+
+
+def _context_host() -> str | None:
+    """The host of `docker context use NAME` (rootless engines, Docker Desktop)."""
+    if not (Path.home() / ".docker" / "config.json").exists():
+        return None
+    try:
+        context = docker.ContextAPI.get_current_context()
+    except (DockerException, OSError, ValueError):
+        return None
+    return str(context.Host) if context.Host else None
+
+
+class DockerExecutor:
+    """Runs jobs in containers of one image.
+
+    `ensure_image` gives the image, building it where it is not there; `plan` gives a job's
+    container. Both may be absent where runs are only watched and collected (`attach`).
+    """
+
+    name = "docker"
+
+    def __init__(
+        self,
+        client: docker.APIClient,
+        *,
+        ensure_image: Callable[[], ImageFacts] | None = None,
+        plan: PlanContainer | None = None,
+    ) -> None:
+        self._client = client
+        self._ensure_image = ensure_image
+        self._plan = plan
+        self._image: ImageFacts | None = None
+        self._facts: ExecutorFacts | None = None
+
+    def probe(self) -> ExecutorFacts:
+        """The engine's version, runtimes and CDI folders, asked once."""
+        if self._facts is None:
+            info = self._ask(self._client.info)
+            self._facts = ExecutorFacts(
+                name=self.name,
+                version=str(info.get("ServerVersion", "")),
+                runtimes=tuple(sorted(info.get("Runtimes") or {})),
+                cdi=_has_cdi_specs(info.get("CDISpecDirs") or ()),
+            )
+        return self._facts
+
+    def prepare(self) -> None:
+        if self._image is None:
+            assert self._ensure_image is not None, "this executor only watches"
+            self._image = self._ensure_image()
+
+    def start(self, job: Job, places: Places) -> Handle:
+        """Create, remember, start. A container whose start fails is removed."""
+        self.prepare()
+        assert self._image is not None
+        assert self._plan is not None
+        facts = self.probe()
+        plan = self._plan(job, places, self._image, facts)
+        cold = not self._has_volume(plan.cache_volume)
+        made = self._ask(
+            lambda: self._client.create_container_from_config(  # type: ignore[no-untyped-call]
+                create_body(plan), name=plan.name
+            )
+        )
+        handle = Handle(
+            format=HANDLE_FORMAT,
+            executor=self.name,
+            run_id=job.run_id,
+            identity={"container": made["Id"], "name": plan.name},
+            image=self._image,
+            engine=facts.version,
+            cache_cold=cold,
+            exceptions=container_exceptions(plan),
+        )
+        try:
+            # Before the start: a launcher killed right after it must not lose the container.
+            save(places.folder / "handle.json", handle)
+            self._ask(lambda: self._client.start(made["Id"]))
+        except BaseException:
+            self._remove(made["Id"])
+            raise
+        return handle
+
+    def stream(self, handle: Handle, out: Path) -> Iterator[Event | None]:
+        """Tails the events file while a thread waits for the container's end."""
+        container = handle.identity["container"]
+        ended: queue.SimpleQueue[NarrowgaugeError | None] = queue.SimpleQueue()
+        watch = threading.Thread(target=self._wait, args=(container, ended), daemon=True)
+        watch.start()
+        tail = EventTail(out / EVENTS_FILE)
+        while watch.is_alive():
+            yield from tail.poll()
+            yield None
+            watch.join(POLL_S)
+        yield from tail.poll()
+        failure = ended.get()
+        if failure is not None:
+            raise failure
+
+    def alive(self, handle: Handle) -> bool:
+        state = self._state(handle.identity["container"])
+        return state is not None and bool(state.get("Running"))
+
+    def cancel(self, handle: Handle, timeout_s: int = STOP_TIMEOUT_S) -> None:
+        try:
+            self._ask(lambda: self._client.stop(handle.identity["container"], timeout=timeout_s))
+        except _GoneError:
+            return
+
+    def collect(self, handle: Handle, dest: Path) -> Ending:
+        """Exit code, OOM flag and the log's tail into `dest`; only then remove the container."""
+        container = handle.identity["container"]
+        ending = self._judge(container)
+        save(dest / ENDING_FILE, ending)
+        self.discard(handle)
+        return ending
+
+    def discard(self, handle: Handle) -> None:
+        self._remove(handle.identity["container"])
+
+    def running(self) -> tuple[str, ...]:
+        """The run ids of our containers that run on this engine, whoever started them."""
+        found = self._ask(
+            lambda: self._client.containers(filters={"label": LABEL_RUN, "status": "running"})
+        )
+        return tuple(sorted(item["Labels"][LABEL_RUN] for item in found))
+
+    def _judge(self, container: str) -> Ending:
+        state = self._state(container)
+        if state is None:
+            return vanished("container", "it was removed from outside before it was collected")
+        log = self._ask(lambda: self._client.logs(container, tail=LOG_LINES))
+        log_tail = log.decode("utf-8", errors="replace")
+        if state.get("Status") == "created":
+            return vanished("container", "it was made but never started", log_tail)
+        return ending_from(
+            int(state["ExitCode"]),
+            out_of_memory=bool(state.get("OOMKilled")),
+            log_tail=log_tail,
+            what="container",
+        )
+
+    def _wait(self, container: str, ended: queue.SimpleQueue[NarrowgaugeError | None]) -> None:
+        """Wait for the end in requests that expire, and tell an expired one from a lost engine."""
+        away_since: float | None = None
+        while True:
+            try:
+                self._client.wait(container, timeout=_WAIT_S)
+                ended.put(None)
+                return
+            except NotFound:
+                ended.put(None)
+                return
+            except (APIError, requests.exceptions.RequestException):
+                # An expired wait looks like this too (as a ConnectionError); ask what is true.
+                pass
+            try:
+                state = self._client.inspect_container(container)["State"]
+                away_since = None
+                if not state.get("Running"):
+                    ended.put(None)
+                    return
+            except NotFound:
+                ended.put(None)
+                return
+            except (APIError, requests.exceptions.RequestException, OSError):
+                now = time.monotonic()
+                away_since = now if away_since is None else away_since
+                if now - away_since > _ENGINE_AWAY_S:
+                    ended.put(_engine_lost())
+                    return
+                time.sleep(1.0)
+
+    def _state(self, container: str) -> dict[str, Any] | None:
+        try:
+            inspected = self._ask(lambda: self._client.inspect_container(container))
+        except _GoneError:
+            return None
+        state: dict[str, Any] = inspected["State"]
+        return state
+
+    def _has_volume(self, name: str) -> bool:
+        try:
+            self._ask(lambda: self._client.inspect_volume(name))
+        except _GoneError:
+            return False
+        return True
+
+    def _remove(self, container: str) -> None:
+        try:
+            self._ask(lambda: self._client.remove_container(container, force=True))
+        except _GoneError:
+            return
+
+    def _ask(self, call: Callable[[], Any]) -> Any:
+        """One request, its errors translated. Raises _GoneError for what is not there."""
+        try:
+            return call()
+        except NotFound as error:
+            if "no such container" in str(error.explanation).lower():
+                raise _GoneError() from error
+            if "no such volume" in str(error.explanation).lower():
+                raise _GoneError() from error
+            raise refusal_error(str(error.explanation), error.status_code) from error
+        except APIError as error:
+            raise refusal_error(str(error.explanation), error.status_code) from error
+        except (DockerException, requests.exceptions.RequestException, OSError) as error:
+            raise connection_error(error, self._client.base_url) from error
+
+
+class _GoneError(Exception):
+    """What was asked about is not there (any more). Never leaves this module."""
+
+
+def _engine_lost() -> DockerUnavailable:
+    return DockerUnavailable(
+        "the Docker engine stopped answering while the run went on",
+        why=f"no answer for {_ENGINE_AWAY_S:.0f} s",
+        next_step="when it is back: narrowgauge attach RUN",
+    )
+
+
+def _has_cdi_specs(folders: tuple[str, ...] | list[str]) -> bool:
+    """Whether a CDI specification for NVIDIA lies in one of the engine's folders."""
+    for folder in folders:
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        if any("nvidia" in name for name in names):
+            return True
+    return False

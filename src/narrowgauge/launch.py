@@ -1,0 +1,353 @@
+"""Puts a run together: which executor, which image or environment, which data, whose turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from narrowgauge import lock
+from narrowgauge.catalog import load_experiment
+from narrowgauge.checkout import Checkout, git_facts
+from narrowgauge.errors import (
+    BaseUnreachable,
+    BuildFailed,
+    Busy,
+    DockerPermission,
+    DockerUnavailable,
+    NarrowgaugeError,
+    NotApplicableError,
+    ToolchainMissing,
+    UnknownNameError,
+)
+from narrowgauge.executors.base import Executor, ExecutorFacts, load_handle
+from narrowgauge.machine import Host, machine_facts
+from narrowgauge.plan import (
+    NATIVE,
+    JobRequest,
+    Places,
+    User,
+    cache_volume,
+    plan_container,
+    plan_jobs,
+    require_available,
+)
+from narrowgauge.progress import Reporter
+from narrowgauge.recording import StartFacts
+from narrowgauge.runner import Session, StopRequest, attach, run_job, stop_signals
+from narrowgauge.selection import check_experiment, choose_accelerator, pick_target
+from narrowgauge.store import RunFolder, Store
+from narrowgauge.targets import Target, load_targets
+from narrowgauge_contract.job import Job
+from narrowgauge_contract.record import ImageFacts, Record
+from narrowgauge_contract.spec import ExperimentSpec
+
+if TYPE_CHECKING:
+    import docker
+
+    from narrowgauge.container import ContainerPlan
+    from narrowgauge.executors.docker import PlanContainer
+
+__all__ = [
+    "EXECUTORS",
+    "NO_IMAGE",
+    "Launch",
+    "World",
+    "attach_to",
+    "choose",
+    "container_planner",
+    "executor_of",
+    "image_finder",
+    "my_turn",
+    "run_all",
+    "start_facts",
+]
+
+EXECUTORS = ("auto", "docker", "native")
+Say = Callable[[str], None]
+
+#: What makes `--executor auto` go native: the image cannot be had here. Anything else is an error.
+NO_IMAGE = (DockerUnavailable, DockerPermission, BaseUnreachable, BuildFailed, ToolchainMissing)
+
+
+@dataclass(frozen=True)
+class World:
+    """What a command works in. `say` takes whole sentences for the user."""
+
+    checkout: Checkout
+    env: Mapping[str, str]
+    host: Host
+    say: Say
+
+    @property
+    def user(self) -> User:
+        return User(os.getuid(), os.getgid(), self.host.device_groups)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A decision, ready to start: the jobs, what runs them, and why that was chosen."""
+
+    jobs: tuple[Job, ...]
+    spec: ExperimentSpec
+    executor: Executor
+    target: Target | None
+    reason: str
+
+
+def choose(
+    world: World, request: JobRequest, *, on: str | None, executor: str, lab_python: Path | None
+) -> Launch:
+    """Decide how a request runs here, and prepare that. Everything a user got wrong comes first.
+
+    Raises UsageError and its kin before anything is built; `docker` never turns into `native`.
+    """
+    if executor not in EXECUTORS:
+        raise UnknownNameError("executor", executor, EXECUTORS)
+    spec = load_experiment(world.checkout.experiments, request.experiment)
+    jobs = plan_jobs(spec, request, NATIVE)
+    targets = load_targets(world.checkout.targets_file)
+    if executor == "native":
+        target = pick_target(targets, world.host, on) if on is not None else None
+        check_experiment(spec, None, targets, world.host)
+        return _native(world, jobs, spec, target, lab_python, "as asked")
+    try:
+        target = pick_target(targets, world.host, on)
+        require_available(target)
+    except NotApplicableError as error:
+        if executor == "docker" or on is not None:
+            raise
+        check_experiment(spec, None, targets, world.host)
+        return _native(world, jobs, spec, None, lab_python, error.what)
+    check_experiment(spec, target, targets, world.host)
+    try:
+        return _docker(world, jobs, spec, target)
+    except NO_IMAGE as error:
+        if executor == "docker":
+            raise
+        why = f"{error.what} ({error.why.splitlines()[-1]})" if error.why else error.what
+        return _native(world, jobs, spec, target if on else None, lab_python, why)
+
+
+def run_all(
+    world: World, launch: Launch, *, store: Store, data: Path, wait: bool, reporter: Reporter
+) -> list[tuple[RunFolder, Record]]:
+    """Fetch the data, take the host, run every job of a launch in turn, draw each record.
+
+    A job that failed does not keep the next from running; one that was interrupted does.
+    """
+    from narrowgauge.data import ensure
+
+    for job in launch.jobs:
+        ensure(job.data_sets, data, world.say, world.env)
+    if launch.reason:
+        world.say(launch.reason)
+    stop = StopRequest()
+    session = _session(world, launch.executor, store, data, reporter, stop)
+    finished = []
+    first = _holder(launch.jobs[0], store)
+    with my_turn(world, launch.executor, first, wait) as rename, stop_signals(stop):
+        for job in launch.jobs:
+            rename(_holder(job, store))
+            folder, record = run_job(job, session)
+            finished.append((folder, record))
+            _draw(folder, world.say)
+            if stop.requested:
+                break
+    return finished
+
+
+def attach_to(world: World, folder: RunFolder, *, wait: bool, reporter: Reporter) -> Record:
+    """Take a run over, in its own folder, from a launcher that is gone."""
+    job = folder.job()
+    store = Store(folder.path.parent.parent)
+    stop = StopRequest()
+    name = load_handle(folder.handle_path).executor if folder.handle_path.is_file() else NATIVE
+    executor = executor_of(name, world)
+    session = _session(world, executor, store, folder.path, reporter, stop)
+    holder = lock.Holder(job.run_id, str(folder.path), os.getpid())
+    with my_turn(world, executor, holder, wait), stop_signals(stop):
+        record = attach(folder, session)
+    _draw(folder, world.say)
+    return record
+
+
+def _session(
+    world: World,
+    executor: Executor,
+    store: Store,
+    data: Path,
+    reporter: Reporter,
+    stop: StopRequest,
+) -> Session:
+    return Session(
+        executor=executor,
+        store=store,
+        experiments=world.checkout.experiments,
+        data=data,
+        start_facts=lambda engine: start_facts(world, engine),
+        reporter=reporter,
+        stop=stop,
+    )
+
+
+def _holder(job: Job, store: Store) -> lock.Holder:
+    return lock.Holder(job.run_id, str(store.root / job.experiment / job.run_id), os.getpid())
+
+
+def _draw(folder: RunFolder, say: Say) -> None:
+    """Pictures can be drawn again at any time, so their failure must not hide the record."""
+    from narrowgauge.draw import draw_run
+
+    try:
+        draw_run(folder)
+    except (NarrowgaugeError, OSError, ValueError) as error:
+        say(f"the record is written, but its pictures are not: {error}")
+
+
+def _docker(world: World, jobs: tuple[Job, ...], spec: ExperimentSpec, target: Target) -> Launch:
+    from narrowgauge.executors.docker import DockerExecutor, connect
+
+    client = connect(world.env)
+    executor = DockerExecutor(
+        client,
+        ensure_image=image_finder(world, client, target),
+        plan=container_planner(world, target),
+    )
+    executor.prepare()
+    facts = executor.probe()
+    return Launch(
+        jobs=tuple(dataclasses.replace(job, target=target.name) for job in jobs),
+        spec=spec,
+        executor=executor,
+        target=target,
+        reason=f"docker, target {target.name}: Docker {facts.version} answers and has the image",
+    )
+
+
+def _native(
+    world: World,
+    jobs: tuple[Job, ...],
+    spec: ExperimentSpec,
+    target: Target | None,
+    lab_python: Path | None,
+    why: str,
+) -> Launch:
+    from narrowgauge.environment import ensure_lab_python
+    from narrowgauge.executors.native import NativeExecutor
+
+    world.say(f"native: {why}")
+
+    def ensure() -> Path:
+        return ensure_lab_python(world.checkout, world.host, world.env, world.say, lab_python)
+
+    executor = NativeExecutor(world.checkout.source, world.env, ensure_python=ensure)
+    executor.prepare()
+    name = target.name if target is not None else NATIVE
+    named = tuple(dataclasses.replace(job, target=name) for job in jobs)
+    return Launch(named, spec, executor, target, "")
+
+
+def image_finder(
+    world: World, client: docker.APIClient, target: Target
+) -> Callable[[], ImageFacts]:
+    """Gives the target's image: found through the SDK in milliseconds, or built by the CLI."""
+    from docker.errors import ImageNotFound
+
+    from narrowgauge.images.inspect import find_image
+
+    def inspect(name: str) -> Mapping[str, object] | None:
+        try:
+            found: Mapping[str, object] = client.inspect_image(name)  # type: ignore[no-untyped-call]
+        except ImageNotFound:
+            return None
+        return found
+
+    def ensure() -> ImageFacts:
+        found = find_image(inspect, world.checkout.root, target)
+        if found is not None:
+            return found
+        from narrowgauge.images.build import ensure_image
+
+        return ensure_image(world.checkout.root, target, world.env, world.say)
+
+    return ensure
+
+
+def container_planner(world: World, target: Target) -> PlanContainer:
+    """Plans a job's container once the image and the engine are known."""
+
+    def plan(job: Job, places: Places, image: ImageFacts, facts: ExecutorFacts) -> ContainerPlan:
+        return plan_container(
+            job,
+            target,
+            image=image.name,
+            cache=cache_volume(target.name, image.content_tag or image.digest, world.user.uid),
+            places=places,
+            user=world.user,
+            accelerator=choose_accelerator(target, facts.runtimes, facts.cdi),
+        )
+
+    return plan
+
+
+def executor_of(name: str, world: World) -> Executor:
+    """An executor that only watches and collects, for a run that was started before."""
+    if name == "docker":
+        from narrowgauge.executors.docker import DockerExecutor, connect
+
+        return DockerExecutor(connect(world.env))
+    if name == "native":
+        from narrowgauge.executors.native import NativeExecutor
+
+        return NativeExecutor(world.checkout.source, world.env)
+    raise UnknownNameError("executor", name, EXECUTORS[1:])
+
+
+def start_facts(world: World, engine: str | None) -> StartFacts:
+    """The host and the commit, gathered once the run is going."""
+    return StartFacts(machine_facts(docker=engine), git_facts(world.checkout.root))
+
+
+@contextmanager
+def my_turn(
+    world: World, executor: Executor, holder: lock.Holder, wait: bool
+) -> Iterator[Callable[[lock.Holder], None]]:
+    """Hold the host for measuring. Raises Busy, naming the run in the way, unless `wait`."""
+
+    def still_running(other: lock.Holder) -> bool:
+        try:
+            handle = load_handle(Path(other.folder) / "handle.json")
+            return executor_of(handle.executor, world).alive(handle)
+        except (NarrowgaugeError, OSError):
+            return False  # no handle, no engine: then nothing of it runs
+
+    path = lock.default_lock_file(world.env)
+    with lock.hold(path, holder, still_running=still_running, wait=wait, note=world.say) as rename:
+        _wait_for_containers(executor, holder, wait, world.say)
+        yield rename
+
+
+def _wait_for_containers(executor: Executor, holder: lock.Holder, wait: bool, say: Say) -> None:
+    """Containers of ours that no lock speaks of: started by hand from a planned line."""
+    told = False
+    while True:
+        others = [run for run in executor.running() if run != holder.run_id]
+        if not others:
+            return
+        if not wait:
+            raise Busy(
+                f"a container on this host is measuring {others[0]}",
+                why="one run at a time, or they measure each other",
+                next_step="--wait starts when it has ended;"
+                f" narrowgauge attach {others[0]} watches it",
+            )
+        if not told:
+            say(f"waiting for {others[0]} to end")
+            told = True
+        time.sleep(1.0)

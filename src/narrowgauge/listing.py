@@ -1,0 +1,106 @@
+"""What `narrowgauge list` shows, and what `run --json` says of finished runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from narrowgauge.machine import Host
+from narrowgauge.selection import refusal, torch_satisfies
+from narrowgauge.store import RunFolder
+from narrowgauge.targets import Target
+from narrowgauge_contract.record import Record
+from narrowgauge_contract.spec import ExperimentSpec, Profile
+
+__all__ = ["finished_json", "listing_json", "print_listing"]
+
+
+def listing_json(specs: Sequence[ExperimentSpec], targets: Mapping[str, Target]) -> str:
+    """Experiments with parameters, profiles and the targets that can run them; targets."""
+    body = {
+        "experiments": [_experiment(spec, targets) for spec in specs],
+        "targets": [
+            {"name": t.name, "title": t.title, "available": t.available} for t in targets.values()
+        ],
+    }
+    return json.dumps(body, indent=2, sort_keys=True) + "\n"
+
+
+def print_listing(
+    specs: Sequence[ExperimentSpec], targets: Mapping[str, Target], host: Host
+) -> None:
+    """Two tables for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table("experiment", "what", "smoke", "short", "paper", "targets", title="Experiments")
+    for spec in specs:
+        costs = [_cost(spec.profiles[name]) for name in ("smoke", "short", "paper")]
+        table.add_row(spec.id, spec.summary, *costs, ", ".join(_targets(spec, targets)))
+    console.print(table)
+    table = Table("target", "what", "here", title="Targets")
+    for target in targets.values():
+        table.add_row(target.name, target.title, _here(target, host))
+    console.print(table)
+
+
+def finished_json(finished: Sequence[tuple[RunFolder, Record]]) -> str:
+    """One object per run: where it lies and how it ended."""
+    body = [
+        {
+            "run_id": record.run_id,
+            "folder": str(folder.path),
+            "status": record.status.value,
+            "exit_code": record.exit_code,
+            "rows": len(record.rows),
+            "valid_rows": len(record.valid_rows()),
+        }
+        for folder, record in finished
+    ]
+    return json.dumps({"runs": body}, indent=2, sort_keys=True) + "\n"
+
+
+def _experiment(spec: ExperimentSpec, targets: Mapping[str, Target]) -> dict[str, Any]:
+    return {
+        "id": spec.id,
+        "title": spec.title,
+        "summary": spec.summary,
+        "data_sets": list(spec.data_sets),
+        "parameters": {
+            name: {"type": p.type, "default": p.default, "axis": p.axis, "help": p.help}
+            for name, p in spec.parameters.items()
+        },
+        "profiles": {
+            name: {"repeats": p.repeats, "minutes": p.minutes, "disk_gb": p.disk_gb, "note": p.note}
+            for name, p in spec.profiles.items()
+        },
+        "targets": _targets(spec, targets),
+    }
+
+
+def _targets(spec: ExperimentSpec, targets: Mapping[str, Target]) -> list[str]:
+    """The targets whose torch and accelerator are enough; one whose base brings torch may be."""
+    return [
+        target.name
+        for target in targets.values()
+        if (target.fits.needs_gpu or not spec.requires_accelerator)
+        and (
+            target.torch.version is None
+            or torch_satisfies(spec.requires_torch, target.torch.version)
+        )
+    ]
+
+
+def _cost(profile: Profile) -> str:
+    minutes = f"{profile.minutes:g} min" if profile.minutes is not None else "?"
+    times = f"{profile.repeats}×" if profile.repeats != 1 else ""
+    return " ".join(filter(None, [minutes, times]))
+
+
+def _here(target: Target, host: Host) -> str:
+    reason = refusal(target, host)
+    if reason is not None:
+        return f"no: {reason}"
+    return "yes" if target.available else f"not yet: {target.planned}"

@@ -1,0 +1,228 @@
+"""The host as the launcher sees it: what it has (to pick a target), and what a record says of it.
+
+Everything is read from files below `root` (tests give their own) and, where a driver is loaded,
+from NVML. What is not there, or not readable, is None; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from narrowgauge_contract.record import MachineFacts
+
+__all__ = ["Gpu", "Host", "machine_facts", "probe_host"]
+
+ROOT = Path("/")
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64", "amd64": "amd64"}
+#: A loaded NVIDIA driver shows one of these; without them, NVML is not even loaded.
+_DRIVER_SIGNS = ("proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg")
+_POWER_MODE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One NVIDIA GPU. `capability` as `8.6`; memory in bytes; clocks in MHz."""
+
+    name: str
+    capability: str
+    memory_bytes: int
+    clocks_mhz: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a target is picked by. `architecture` as Docker calls it; `l4t` as `35.2.1`."""
+
+    architecture: str
+    gpus: tuple[Gpu, ...] = ()
+    driver: str | None = None
+    l4t: str | None = None
+    device_groups: tuple[str, ...] = ()
+
+    @property
+    def has_gpu(self) -> bool:
+        return bool(self.gpus) or self.l4t is not None
+
+    def describe(self) -> str:
+        """One phrase for messages: `amd64 with NVIDIA H200 (9.0)`."""
+        if self.l4t is not None:
+            return f"{self.architecture}, Jetson with L4T {self.l4t}"
+        if not self.gpus:
+            return f"{self.architecture} without an NVIDIA GPU"
+        names = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in self.gpus)
+        return f"{self.architecture} with {names}, driver {self.driver}"
+
+
+def probe_host(root: Path = ROOT, machine: str | None = None) -> Host:
+    """Look at the host. Costs a few file look-ups where there is no NVIDIA driver."""
+    machine = platform.machine() if machine is None else machine
+    gpus, driver = _nvml(root)
+    return Host(
+        architecture=_ARCHITECTURES.get(machine, machine),
+        gpus=gpus,
+        driver=driver,
+        l4t=_l4t(root),
+        device_groups=_device_groups(root),
+    )
+
+
+def machine_facts(
+    root: Path = ROOT, *, docker: str | None = None, power_mode: str | None = None
+) -> MachineFacts:
+    """What a record says of the host. `docker` is the engine's version where one ran the job."""
+    gpus, driver = _nvml(root)
+    return MachineFacts(
+        kernel=platform.release(),
+        machine=platform.machine(),
+        system=_system(root),
+        cpu=_cpu(root),
+        cpu_count=os.cpu_count() or 1,
+        memory_bytes=_memory(root),
+        docker=docker,
+        driver=driver,
+        l4t=_l4t_line(root),
+        power_mode=power_mode if power_mode is not None else _power_mode(root),
+        clocks=_clocks(root, gpus),
+        gpus=tuple(
+            {"name": gpu.name, "capability": gpu.capability, "memory_bytes": gpu.memory_bytes}
+            for gpu in gpus
+        ),
+    )
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _l4t_line(root: Path) -> str | None:
+    text = _read(root / "etc/nv_tegra_release")
+    return text.splitlines()[0].strip() if text and text.strip() else None
+
+
+def _l4t(root: Path) -> str | None:
+    """`# R35 (release), REVISION: 2.1, …` → `35.2.1`."""
+    match = re.match(r"#\s*R(\d+).*?REVISION:\s*([\d.]+)", _l4t_line(root) or "")
+    return f"{match[1]}.{match[2]}" if match else None
+
+
+def _system(root: Path) -> str:
+    match = re.search(r'^PRETTY_NAME="?([^"\n]*)"?', _read(root / "etc/os-release") or "", re.M)
+    return match[1] if match else platform.system()
+
+
+def _cpu(root: Path) -> str:
+    text = _read(root / "proc/cpuinfo") or ""
+    match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.M)
+    if match:
+        return match[1].strip()
+    # arm64 kernels give numbers only; the device tree names the board.
+    board = _read(root / "proc/device-tree/model")
+    part = re.search(r"^CPU part\s*:\s*(\S+)$", text, re.M)
+    words = [board.strip("\0\n ") if board else "", f"CPU part {part[1]}" if part else ""]
+    return " ".join(filter(None, words)) or platform.machine()
+
+
+def _memory(root: Path) -> int:
+    match = re.search(r"^MemTotal:\s*(\d+) kB", _read(root / "proc/meminfo") or "", re.M)
+    return int(match[1]) * 1024 if match else 0
+
+
+def _clocks(root: Path, gpus: tuple[Gpu, ...]) -> dict[str, Any]:
+    """The CPU's governor and limits, and each GPU's clocks, as they are now."""
+    folder = root / "sys/devices/system/cpu/cpu0/cpufreq"
+    clocks: dict[str, Any] = {}
+    for name in ("scaling_governor", "scaling_min_freq", "scaling_max_freq"):
+        text = _read(folder / name)
+        if text and text.strip():
+            word = text.strip()
+            clocks[f"cpu_{name}"] = int(word) * 1000 if word.isdigit() else word
+    for position, gpu in enumerate(gpus):
+        for name, value in gpu.clocks_mhz.items():
+            clocks[f"gpu{position}_{name}_mhz"] = value
+    return clocks
+
+
+def _power_mode(root: Path) -> str | None:
+    """`nvpmodel -q` on a Jetson: the mode's name and number on one line."""
+    if _l4t_line(root) is None:
+        return None
+    try:
+        done = subprocess.run(
+            ["nvpmodel", "-q"],
+            capture_output=True,
+            text=True,
+            timeout=_POWER_MODE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    return " ".join(lines) if done.returncode == 0 and lines else None
+
+
+def _device_groups(root: Path) -> tuple[str, ...]:
+    """The groups that own a Jetson's device files; root's files need none."""
+    groups = set()
+    for name in ("dev/nvmap", "dev/nvhost-ctrl", "dev/dri/renderD128"):
+        try:
+            groups.add((root / name).stat().st_gid)
+        except OSError:
+            continue
+    return tuple(str(group) for group in sorted(groups - {0}))
+
+
+def _nvml(root: Path) -> tuple[tuple[Gpu, ...], str | None]:
+    """The GPUs and the driver's version; ((), None) where NVML does not answer (Jetson too)."""
+    if not any((root / sign).exists() for sign in _DRIVER_SIGNS):
+        return (), None
+    with _nvml_session() as nvml:
+        if nvml is None:
+            return (), None
+        count = nvml.nvmlDeviceGetCount()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        return tuple(_gpu(nvml, handle) for handle in handles), str(
+            nvml.nvmlSystemGetDriverVersion()
+        )
+
+
+@contextmanager
+def _nvml_session() -> Iterator[Any]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, handle: Any) -> Gpu:
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    clocks = {}
+    for name, kind in (("sm", nvml.NVML_CLOCK_SM), ("memory", nvml.NVML_CLOCK_MEM)):
+        try:
+            clocks[f"{name}_limit"] = int(nvml.nvmlDeviceGetMaxClockInfo(handle, kind))
+            clocks[name] = int(nvml.nvmlDeviceGetClockInfo(handle, kind))
+        except nvml.NVMLError:
+            continue
+    return Gpu(
+        name=str(nvml.nvmlDeviceGetName(handle)),
+        capability=f"{major}.{minor}",
+        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        clocks_mhz=clocks,
+    )

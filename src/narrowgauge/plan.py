@@ -1,0 +1,202 @@
+"""From a target, an experiment and parameters to Jobs and containers. Pure; touches no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from narrowgauge.container import (
+    LABEL_EXPERIMENT,
+    LABEL_FOLDER,
+    LABEL_RUN,
+    Bind,
+    ContainerPlan,
+)
+from narrowgauge.errors import NotApplicableError
+from narrowgauge.targets import Accelerator, Target
+from narrowgauge_contract.job import Job, parse_overrides, resolve_all
+from narrowgauge_contract.spec import ExperimentSpec
+
+__all__ = [
+    "NATIVE",
+    "JobRequest",
+    "Places",
+    "User",
+    "cache_volume",
+    "container_exceptions",
+    "container_name",
+    "lab_arguments",
+    "plan_container",
+    "plan_jobs",
+    "plan_shell",
+    "require_available",
+]
+
+#: What a Job's target is called where no image is used and none was named.
+NATIVE = "native"
+
+#: The uid has no name inside, and torch asks for one when it looks for its cache.
+_ENVIRONMENT = (("HOME", "/cache"), ("LOGNAME", "narrowgauge"), ("USER", "narrowgauge"))
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What a user asked for, before it is resolved. `parameters` are `name=value[,value]` words."""
+
+    experiment: str
+    profile: str
+    parameters: tuple[str, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Places:
+    """Host paths of one run. `data` is None where the job reads no data set."""
+
+    folder: Path
+    experiments: Path
+    data: Path | None
+
+    @property
+    def job(self) -> Path:
+        return self.folder / "job.json"
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+
+@dataclass(frozen=True)
+class User:
+    """Who the container runs as, and the groups of the device files it needs."""
+
+    uid: int
+    gid: int
+    device_groups: tuple[str, ...] = ()
+
+
+def plan_jobs(
+    spec: ExperimentSpec, request: JobRequest, target: str, run_ids: Sequence[str] = ()
+) -> tuple[Job, ...]:
+    """Every Job the request asks for. Raises UnknownNameError, BadValueError, UsageError."""
+    overrides = parse_overrides(spec, request.parameters)
+    return resolve_all(
+        spec,
+        overrides,
+        profile=request.profile,
+        target=target,
+        seed=request.seed,
+        run_ids=run_ids,
+    )
+
+
+def require_available(target: Target) -> None:
+    """Refuse a target that has no image yet. Raises NotApplicableError."""
+    if not target.available:
+        raise NotApplicableError(
+            f"target '{target.name}' has no image yet",
+            why=target.planned,
+            next_step="--executor native uses this host's own environment; --on cpu its processor",
+        )
+
+
+def lab_arguments(job: str, out: str, experiments: str, data: str | None) -> tuple[str, ...]:
+    """The lab's arguments for a resolved job; the same in a container and natively."""
+    words = ("run", "--job", job, "--out", out, "--experiments", experiments)
+    return words if data is None else (*words, "--data", data)
+
+
+def container_name(run_id: str) -> str:
+    return f"narrowgauge-{run_id}"
+
+
+def cache_volume(target: str, image: str, uid: int) -> str:
+    """One volume per image and user: what one build tuned, another must not read.
+
+    `image` is the image's digest or content tag; twelve characters of it name the volume.
+    """
+    digest = image.rpartition(":")[2][:12]
+    return f"narrowgauge-cache-{target}-{digest}-{uid}"
+
+
+def plan_container(
+    job: Job,
+    target: Target,
+    *,
+    image: str,
+    cache: str,
+    places: Places,
+    user: User,
+    accelerator: Accelerator,
+) -> ContainerPlan:
+    """The container for one Job. `image` and `cache` name the image and the cache volume."""
+    binds = [
+        Bind(str(places.job), "/job.json", True),
+        Bind(str(places.out), "/out", False),
+        Bind(str(places.experiments), "/experiments", True),
+    ]
+    if places.data is not None:
+        binds.append(Bind(str(places.data), "/data", True))
+    data = "/data" if places.data is not None else None
+    return ContainerPlan(
+        name=container_name(job.run_id),
+        image=image,
+        command=lab_arguments("/job.json", "/out", "/experiments", data),
+        user=f"{user.uid}:{user.gid}",
+        binds=tuple(binds),
+        cache_volume=cache,
+        accelerator=accelerator,
+        environment=_ENVIRONMENT,
+        labels=(
+            (LABEL_RUN, job.run_id),
+            (LABEL_EXPERIMENT, job.experiment),
+            (LABEL_FOLDER, str(places.folder)),
+        ),
+        groups=() if accelerator is Accelerator.NONE else user.device_groups,
+        read_only_root=target.read_only_root,
+    )
+
+
+def plan_shell(
+    target: Target,
+    *,
+    words: tuple[str, ...],
+    image: str,
+    cache: str,
+    places: Places,
+    user: User,
+    accelerator: Accelerator,
+) -> ContainerPlan:
+    """The container a job would get, with a shell (or `words`) in place of the lab and no job."""
+    binds = [
+        Bind(str(places.out), "/out", False),
+        Bind(str(places.experiments), "/experiments", True),
+    ]
+    if places.data is not None:
+        binds.append(Bind(str(places.data), "/data", True))
+    return ContainerPlan(
+        name=places.folder.name,
+        image=image,
+        command=words[1:],
+        entrypoint=words[0] if words else "/bin/bash",
+        user=f"{user.uid}:{user.gid}",
+        binds=tuple(binds),
+        cache_volume=cache,
+        accelerator=accelerator,
+        environment=_ENVIRONMENT,
+        groups=() if accelerator is Accelerator.NONE else user.device_groups,
+        read_only_root=target.read_only_root,
+    )
+
+
+def container_exceptions(plan: ContainerPlan) -> tuple[str, ...]:
+    """What this container has beyond the house rules, for the record."""
+    said = []
+    if not plan.read_only_root:
+        said.append("writable root file system: the base needs it")
+    if plan.groups:
+        said.append(f"device groups {', '.join(plan.groups)}")
+    if plan.network != "none":
+        said.append(f"network {plan.network}")
+    return tuple(said)

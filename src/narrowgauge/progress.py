@@ -1,0 +1,221 @@
+"""Live progress from a run's events: how far, how long still, the latest figures.
+
+`Progress` is the pure part. `LineReporter` writes plain lines for logs and pipes, `LiveReporter`
+one moving line for terminals; rich is imported when the first is drawn, after the run has started.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO
+
+from narrowgauge_contract.events import Event, EventKind
+from narrowgauge_contract.job import Job
+
+__all__ = ["LineReporter", "LiveReporter", "Progress", "Reporter", "SilentReporter", "duration"]
+
+_LINE_EVERY_S = 5.0
+#: How many figures fit on the line beside the bar.
+_FIGURES = 3
+
+
+class Progress:
+    """What the events so far say. `now` is the clock the events use (monotonic, same host)."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.rows_total = len(job.rows)
+        self.rows_done = 0
+        self.failed = 0
+        self.row: int | None = None
+        self.phase = ""
+        self.figures: dict[str, str] = {}
+        self._row_part = 0.0
+        self._started: float | None = None
+        self._row_parameters: dict[str, Any] = {}
+
+    def add(self, event: Event) -> None:
+        if event.kind is EventKind.ROW_START:
+            self.row = event.row
+            self._row_part = 0.0
+            self._row_parameters = event.data.get("parameters", {})
+            self._started = event.t if self._started is None else self._started
+        elif event.kind is EventKind.PROGRESS:
+            done, total = event.data.get("done", 0), event.data.get("total", 0)
+            self._row_part = min(1.0, done / total) if total else 0.0
+            words = (event.data.get("phase", ""), f"{done:g}/{total:g}", event.data.get("unit", ""))
+            self.phase = " ".join(filter(None, words))
+        elif event.kind is EventKind.METRIC and event.data.get("values"):
+            value = event.data["values"][-1]
+            shown = f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
+            self.figures.pop(event.data["name"], None)  # the newest stand last
+            self.figures[event.data["name"]] = f"{shown} {event.data.get('unit', '')}".strip()
+        elif event.kind is EventKind.ROW_END:
+            self.rows_done += 1
+            self.failed += event.data.get("status") != "complete"
+            self._row_part = 0.0
+
+    @property
+    def part(self) -> float:
+        """How much of the whole run is done, 0 to 1."""
+        if not self.rows_total:
+            return 0.0
+        return min(1.0, (self.rows_done + self._row_part) / self.rows_total)
+
+    def eta_s(self, now: float) -> float | None:
+        """Seconds left, if it goes on as it went; None before there is anything to go by."""
+        if self._started is None or self.part <= 0.0:
+            return None
+        return max(0.0, (now - self._started) * (1.0 - self.part) / self.part)
+
+    def line(self, now: float) -> str:
+        """One line that says it all."""
+        eta = self.eta_s(now)
+        words = [f"row {min(self.rows_done + 1, self.rows_total)}/{self.rows_total}"]
+        varied = [n for n, v in self.job.parameters.items() if isinstance(v, list)]
+        words += [f"{name}={self._row_parameters.get(name)}" for name in varied]
+        words += [self.phase] if self.phase else []
+        words += [f"{n} {v}" for n, v in self._shown()]
+        words += [f"{self.failed} failed"] if self.failed else []
+        words += [
+            f"{self.part:4.0%}",
+            f"about {duration(eta)} left" if eta is not None else "starting",
+        ]
+        return " · ".join(words)
+
+    def _shown(self) -> list[tuple[str, str]]:
+        headline = [n for n in self.job.spec["experiment"].get("headline", ()) if n in self.figures]
+        rest = [name for name in reversed(self.figures) if name not in headline]
+        return [(name, self.figures[name]) for name in (headline + rest)[:_FIGURES]]
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `3 min 10 s`, `2 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class Reporter(Protocol):
+    """Tells a user what happens. Notes are whole sentences; events may come by the million."""
+
+    def note(self, text: str) -> None: ...
+
+    def begin(self, job: Job) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class SilentReporter:
+    """For --json: notes only, to the error stream, so that standard output holds one document."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def note(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def begin(self, job: Job) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class LineReporter:
+    """Plain lines, at most one every few seconds."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._progress: Progress | None = None
+        self._last = 0.0
+        self._shown = ""
+
+    def note(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def begin(self, job: Job) -> None:
+        self._progress = Progress(job)
+        self._last = self._clock()
+        self._shown = ""
+
+    def event(self, event: Event) -> None:
+        assert self._progress is not None
+        self._progress.add(event)
+
+    def tick(self) -> None:
+        now = self._clock()
+        if self._progress is None or now - self._last < _LINE_EVERY_S:
+            return
+        self._last = now
+        line = self._progress.line(now)
+        if line != self._shown:
+            self._shown = line
+            self.note(line)
+
+    def end(self) -> None:
+        self._progress = None
+
+
+class LiveReporter:
+    """One line with a bar that moves, on a terminal."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._progress: Progress | None = None
+        self._bar: Any = None
+        self._task: Any = None
+
+    def note(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def begin(self, job: Job) -> None:
+        self._progress = Progress(job)
+
+    def event(self, event: Event) -> None:
+        assert self._progress is not None
+        self._progress.add(event)
+
+    def tick(self) -> None:
+        if self._progress is None:
+            return
+        if self._bar is None:
+            self._open()
+        line = self._progress.line(self._clock())
+        self._bar.update(self._task, completed=self._progress.part, line=line)
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self.tick()
+            self._bar.stop()
+        self._bar = self._progress = None
+
+    def _open(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        self._bar = Bar(
+            TimeElapsedColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[line]}", markup=False),
+            console=Console(file=self._stream),
+            refresh_per_second=5,
+        )
+        self._task = self._bar.add_task("run", total=1.0, line="starting")
+        self._bar.start()

@@ -1,0 +1,185 @@
+"""Runs a Job on an executor, and takes over a run whose launcher is gone. No Docker in here."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from narrowgauge.errors import NarrowgaugeError, UsageError, disk_full, results_unwritable
+from narrowgauge.executors.base import (
+    ENDING_FILE,
+    Executor,
+    Handle,
+    load_ending,
+    load_handle,
+    save,
+)
+from narrowgauge.plan import Places
+from narrowgauge.progress import Reporter
+from narrowgauge.recording import StartFacts, interrupted, load_start_facts, record_run
+from narrowgauge.store import RunFolder, Store
+from narrowgauge_contract.job import Job
+from narrowgauge_contract.record import Record
+
+__all__ = ["Session", "StopRequest", "attach", "check_results", "run_job", "stop_signals"]
+
+#: What a run needs at least for its events and its record; less is a full disk already.
+_LEAST_FREE_BYTES = 64 << 20
+
+
+class StopRequest:
+    """Whether somebody asked to stop: a flag, since an exception could strike anywhere."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+
+@dataclass(frozen=True)
+class Session:
+    """Everything a run needs of the world. `start_facts` gets the engine's version."""
+
+    executor: Executor
+    store: Store
+    experiments: Path
+    data: Path
+    start_facts: Callable[[str | None], StartFacts]
+    reporter: Reporter
+    stop: StopRequest
+
+
+def check_results(root: Path) -> None:
+    """Prove, before anything is started, that results can be written; or ResultsUnwritable,
+    DiskFull."""
+    probe = root / ".narrowgauge-probe"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink()
+        free = shutil.disk_usage(root).free
+    except OSError as error:
+        raise results_unwritable(root, error.strerror or str(error)) from error
+    if free < _LEAST_FREE_BYTES:
+        raise disk_full(
+            root, f"a run: {free >> 20} MiB are left of {_LEAST_FREE_BYTES >> 20} needed"
+        )
+
+
+@contextmanager
+def stop_signals(stop: StopRequest) -> Iterator[None]:
+    """Ctrl-C and SIGTERM set the flag; a second one kills the run at once.
+
+    The handlers are set even where the signal came ignored (`&` in a script): then it is sent on
+    purpose.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if stop.requested:
+            raise KeyboardInterrupt
+        stop.requested = True
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_job(job: Job, session: Session) -> tuple[RunFolder, Record]:
+    """Start one job, watch it to its end, record it. Nothing is left where it never started."""
+    folder = session.store.new_run(job)
+    data = session.data if job.data_sets else None
+    places = Places(folder.path.resolve(), session.experiments, data)
+    try:
+        handle = session.executor.start(job, places)
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)  # nothing ran, so nothing is lost
+        raise
+    return folder, _watch(folder, job, handle, session)
+
+
+def attach(folder: RunFolder, session: Session) -> Record:
+    """Watch, collect and record a run that another launcher started.
+
+    Raises UsageError where it is recorded already, or where nothing says how it was started.
+    """
+    if folder.recorded:
+        raise UsageError(
+            f"the run {folder.name} is already recorded",
+            next_step=f"narrowgauge show {folder.name}",
+        )
+    if not folder.handle_path.is_file():
+        raise UsageError(
+            f"the run {folder.name} was never started",
+            why=f"it has no {folder.handle_path.name}",
+            next_step=f"remove its folder: {folder.path}",
+        )
+    job, handle = folder.job(), load_handle(folder.handle_path)
+    ending = load_ending(folder.path / ENDING_FILE)
+    if ending is not None:
+        # Collected before; its launcher was killed, or had no room, before the record was written.
+        start = load_start_facts(folder) or session.start_facts(handle.engine)
+        session.executor.discard(handle)
+        return record_run(folder, handle, ending, start)
+    return _watch(folder, job, handle, session)
+
+
+def _watch(folder: RunFolder, job: Job, handle: Handle, session: Session) -> Record:
+    """From a running job to its record."""
+    start = _start_facts(folder, handle, session)
+    session.reporter.begin(job)
+    try:
+        _follow(folder, handle, session)
+    except KeyboardInterrupt:
+        session.reporter.note("killing the run")
+        session.executor.cancel(handle, timeout_s=0)
+    except NarrowgaugeError:
+        raise
+    except Exception:
+        session.reporter.note(
+            f"the run goes on without this launcher: narrowgauge attach {folder.name}"
+        )
+        raise
+    finally:
+        session.reporter.end()
+    ending = session.executor.collect(handle, folder.path)
+    if session.stop.requested:
+        ending = interrupted(ending)
+        save(folder.path / ENDING_FILE, ending)
+    return record_run(folder, handle, ending, start)
+
+
+def _follow(folder: RunFolder, handle: Handle, session: Session) -> None:
+    stopping = False
+    for event in session.executor.stream(handle, folder.out):
+        if event is not None:
+            session.reporter.event(event)
+            continue
+        session.reporter.tick()
+        if session.stop.requested and not stopping:
+            stopping = True
+            session.reporter.note("stopping; once more kills at once")
+            session.executor.cancel(handle)
+
+
+def _start_facts(folder: RunFolder, handle: Handle, session: Session) -> StartFacts:
+    """Gathered while the run is already running, and kept for an `attach` where there is room."""
+    known = load_start_facts(folder)
+    if known is not None:
+        return known
+    facts = session.start_facts(handle.engine)
+    try:
+        save(folder.host_path, facts)
+    except NarrowgaugeError as error:
+        session.reporter.note(f"host.json is not kept: {error.what}")
+    return facts

@@ -1,0 +1,333 @@
+"""`narrowgauge show RUN`: one run on one screen, and `narrowgauge results`: all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from narrowgauge import statistics
+from narrowgauge.progress import duration
+from narrowgauge.statistics import Configuration
+from narrowgauge.store import Entry, RunFolder, RunState
+from narrowgauge.view import (
+    RunView,
+    format_value,
+    load_view,
+    metric_names,
+    number,
+    spark,
+    unit_of,
+    warnings_of,
+)
+from narrowgauge_contract.outcome import Row, Status
+
+if TYPE_CHECKING:
+    from narrowgauge_contract.record import Record
+
+__all__ = ["print_results", "show_run"]
+
+_STYLES = {
+    Status.COMPLETE: ("✔", "green"),
+    Status.FAILED: ("✘", "red"),
+    Status.INTERRUPTED: ("■", "yellow"),
+    Status.UNFINISHED: ("…", "yellow"),
+}
+#: More rows than these would push the summary off the screen.
+_ROWS = 12
+_LOG_LINES = 8
+
+
+def show_run(folder: RunFolder, console: Console) -> None:
+    """Print everything a reader needs to know of one run, whatever state it is in."""
+    view = load_view(folder)
+    console.print(_header(view, console.is_terminal))
+    if view.problem is not None:
+        console.print(Text(f"✘ {view.problem}", style="red"))
+    record = view.record
+    if record is None:
+        return
+    for warning in warnings_of(view):
+        console.print(Text(f"⚠ {warning}", style="yellow"))
+    if record.rows:
+        console.print(_results(view, record))
+        console.print(_rows(view, record))
+    else:
+        console.print(Text("no row was started", style="yellow"))
+    for part in (_error(record), _facts(record, console), _footer(view, record)):
+        if part is not None:
+            console.print(part)
+
+
+def _header(view: RunView, terminal: bool) -> RenderableType:
+    record = view.record
+    if record is None:
+        return Text(f"{view.folder.name}: damaged", style="bold red")
+    mark, colour = _STYLES[record.status]
+    title = view.spec.title if view.spec else record.experiment
+    first = Text.assemble((title, "bold"), "   ", (f"{mark} {_ended(view, record)}", colour))
+    second = Text(" · ".join(_circumstances(record)), style="dim" if terminal else "")
+    third = Text(" ".join(f"{n}={_listed(v)}" for n, v in sorted(record.parameters.items())))
+    body = Group(first, second, third)
+    if not terminal:
+        return Group(Text(record.run_id), body)
+    return Panel(body, title=record.run_id, title_align="left", border_style=colour)
+
+
+def _ended(view: RunView, record: Record) -> str:
+    if view.state is RunState.OPEN:
+        return "no record yet: running, or its launcher is gone"
+    spent = f" in {duration(record.seconds)}" if record.seconds is not None else ""
+    code = f", exit code {record.exit_code}" if record.exit_code else ""
+    return f"{record.status.value}{spent}{code}"
+
+
+def _circumstances(record: Record) -> Iterable[str]:
+    yield record.experiment
+    yield record.profile
+    yield f"seed {record.seed}"
+    host = record.host
+    yield f"{host.executor} on {record.target}" if host else f"on {record.target}, no launcher"
+    if host is not None and host.image is not None:
+        yield f"image {_short(host.image.digest)}"
+    if record.data_sets:
+        yield "data " + ", ".join(record.data_sets)
+    if record.started_utc:
+        yield time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(record.started_utc))
+
+
+def _results(view: RunView, record: Record) -> RenderableType:
+    """A line per configuration and metric: the figure over the valid repeats, and their spread."""
+    found = view.configurations
+    names = statistics.varying(found)
+    table = _table(
+        "Results", *(names or ()), "metric", "figure", "spread", "repeats", "curve", "of"
+    )
+    for configuration in found:
+        cells = [_listed(configuration.parameters[name]) for name in names]
+        for number, metric in enumerate(view.headline):
+            lead = cells if number == 0 else [""] * len(cells)
+            table.add_row(*lead, metric, *_metric_cells(configuration, metric, record))
+        if not configuration.valid:
+            table.add_row(*[""] * len(cells), *_invalid_cells(configuration))
+        table.add_section()
+    rest = [name for name in metric_names(record) if name not in view.headline]
+    return Group(table, Text("also recorded: " + ", ".join(rest))) if rest else table
+
+
+def _metric_cells(found: Configuration, metric: str, record: Record) -> tuple[RenderableType, ...]:
+    unit = unit_of(record, metric)
+    summary = statistics.summarize(found.figures(metric))
+    if summary is None:
+        return Text("–"), "", Text(f"0/{len(found.rows)}", style="red"), "", ""
+    first = next(m for row in found.valid if (m := row.metric(metric)) and m.values)
+    figure = Text(format_value(summary.median, unit), style="bold")
+    curve = spark(first.values) if first.index else ""
+    repeats = Text(f"{summary.n}/{len(found.rows)}")
+    if summary.n < len(found.rows):
+        repeats.stylize("red")
+    return figure, _spread(summary, unit), repeats, curve, statistics.figure(first).how
+
+
+def _spread(summary: statistics.Summary, unit: str) -> str:
+    """The interval of the median where there is one, else plainly the least and the most."""
+    if summary.n == 1:
+        return "one sample"
+    if summary.interval is not None:
+        low, high = summary.interval.low, summary.interval.high
+        return f"{number(low, unit)} to {number(high, unit)} (95 %)"
+    return f"{number(summary.low, unit)} to {number(summary.high, unit)}"
+
+
+def _invalid_cells(found: Configuration) -> tuple[RenderableType, ...]:
+    reasons = dict.fromkeys(reason for row in found.rows for reason in row.validity.reasons)
+    return Text("INVALID", style="bold red"), Text("; ".join(reasons), style="red")
+
+
+def _rows(view: RunView, record: Record) -> RenderableType:
+    names = statistics.varying(view.configurations)
+    table = _table("Rows", "row", "repeat", "seed", *names, *view.headline, "seconds", "validity")
+    for row in record.rows[:_ROWS]:
+        figures = [_row_figure(row, name) for name in view.headline]
+        table.add_row(
+            str(row.index), str(row.repeat), str(row.seed),
+            *(_listed(row.parameters[name]) for name in names),
+            *figures,
+            f"{row.seconds:.1f}" if row.seconds is not None else "–",
+            _validity(row),
+        )  # fmt: skip
+    more = len(record.rows) - _ROWS
+    if more > 0:
+        return Group(table, Text(f"and {more} more rows: derived/rows.csv has all"))
+    return table
+
+
+def _row_figure(row: Row, name: str) -> str:
+    metric = row.metric(name)
+    if metric is None or not metric.values:
+        return "–"
+    return number(statistics.figure(metric).value, metric.unit)
+
+
+def _validity(row: Row) -> Text:
+    if row.validity.valid:
+        return Text("valid", style="green")
+    return Text("INVALID: " + "; ".join(row.validity.reasons), style="red")
+
+
+def _error(record: Record) -> RenderableType | None:
+    """Why it failed, and the end of its log: that is what one looks for then."""
+    failed = next((row.error for row in record.rows if row.error is not None), None)
+    error = record.error or failed or (record.host.error if record.host else None)
+    if error is None:
+        return None
+    lines = [f"{error.kind}: {error.what}", error.why, error.next_step]
+    log = record.host.log_tail.splitlines()[-_LOG_LINES:] if record.host else []
+    body = "\n".join([line for line in lines if line] + ([""] if log else []) + log)
+    return Panel(Text(body), title="What went wrong", title_align="left", border_style="red")
+
+
+def _facts(record: Record, console: Console) -> RenderableType:
+    inside, machine = _inside(record), _machine(record)
+    tables = []
+    for title, facts in (("Inside", inside), ("Host", machine), ("Hashes", _hashes(record))):
+        table = _table(title, "", "", headers=False)
+        for name, value in facts:
+            table.add_row(Text(name, style="dim" if console.is_terminal else ""), value)
+        if facts:
+            tables.append(table)
+    return Columns(tables, padding=(0, 4))
+
+
+def _inside(record: Record) -> list[tuple[str, str]]:
+    facts = record.inside
+    if facts is None:
+        return []
+    named = {
+        "device": facts.accelerator or facts.cpu,
+        "capability": facts.capability,
+        "threads": str(facts.threads) if facts.threads else None,
+        "python": facts.python,
+        "torch": facts.torch,
+        "cuda": facts.cuda,
+        "cudnn": facts.cudnn,
+        "kernels": _short(facts.kernels_build) if facts.kernels_build else None,
+    }
+    return [(name, value) for name, value in named.items() if value]
+
+
+def _machine(record: Record) -> list[tuple[str, str]]:
+    if record.host is None:
+        return []
+    machine = record.host.machine
+    named = {
+        "system": machine.system,
+        "kernel": f"{machine.kernel} {machine.machine}",
+        "cpu": f"{machine.cpu_count} × {machine.cpu}",
+        "memory": f"{machine.memory_bytes / 2**30:.0f} GiB",
+        "docker": machine.docker,
+        "driver": machine.driver,
+        "l4t": machine.l4t,
+        "power mode": machine.power_mode,
+        "cache": {True: "cold", False: "warm", None: None}[record.host.cache_cold],
+    }
+    gpus = [("gpu", str(gpu.get("name", gpu))) for gpu in machine.gpus]
+    return [(name, value) for name, value in named.items() if value] + gpus
+
+
+def _hashes(record: Record) -> list[tuple[str, str]]:
+    named = [("image", _short(record.hashes.image) if record.hashes.image else "none")]
+    named += [("lab + kernels", _short(record.hashes.source))]
+    named += [("experiment", _short(record.hashes.experiment))]
+    git = record.host.git if record.host else None
+    if git is not None:
+        named += [("commit", git.commit[:12] + (", changed since" if git.dirty else ""))]
+    named += [
+        (f"weights {w.name}", _short(w.sha256))
+        for w in (record.host.weights if record.host else ())
+    ]
+    return named
+
+
+def _footer(view: RunView, record: Record) -> RenderableType:
+    folder = view.folder
+    drawn = sorted(p.name for p in folder.derived.glob("*.png")) if folder.derived.is_dir() else []
+    lines = [f"{folder.path}/", f"  derived/ {', '.join(drawn)}"] if drawn else [f"{folder.path}/"]
+    if record.side_files:
+        lines.append(f"  {len(record.side_files)} side files in {folder.out.name}/")
+    if view.state is RunState.OPEN:
+        lines.append(f"next: narrowgauge attach {folder.name}")
+    else:
+        lines.append(f"next: narrowgauge compare {folder.name} RUN")
+    return Text("\n".join(lines))
+
+
+def print_results(entries: Sequence[Entry], console: Console) -> None:
+    """A line per run, newest first. Damaged runs are there too, and say so."""
+    table = _table("", "run", "profile", "how it ended", "took", "valid rows", "headline")
+    for entry in entries:
+        table.add_row(entry.folder.name, *_result_cells(entry))
+    console.print(table if entries else Text("no runs yet: narrowgauge run mnist"))
+
+
+def _result_cells(entry: Entry) -> tuple[RenderableType, ...]:
+    record = entry.record
+    if record is None:
+        if entry.state is RunState.DAMAGED:
+            what = entry.problem.what if entry.problem else ""
+            return "", Text("damaged", style="red"), "", "", Text(what, style="red")
+        profile = entry.job.profile if entry.job else ""
+        return profile, Text("no record yet", style="yellow"), "", "", ""
+    mark, colour = _STYLES[record.status]
+    valid = Text(f"{len(record.valid_rows())}/{len(record.rows)}")
+    if len(record.valid_rows()) < len(record.rows):
+        valid.stylize("red")
+    took = duration(record.seconds) if record.seconds is not None else ""
+    status = Text(f"{mark} {record.status.value}", style=colour)
+    return record.profile, status, took, valid, headline_text(entry)
+
+
+def headline_text(entry: Entry) -> str:
+    """The first headline metric over all valid rows, in a few words."""
+    record = entry.record
+    if record is None:
+        return ""
+    named: list[Any] = list(record.spec.get("experiment", {}).get("headline", ()))
+    for name in (n for n in named if n in metric_names(record)):
+        all_rows = Configuration({}, record.rows)
+        summary = statistics.summarize(all_rows.figures(name))
+        if summary is not None:
+            return f"{name} {format_value(summary.median, unit_of(record, name))}"
+    return ""
+
+
+def _table(title: str, *columns: str, headers: bool = True) -> Table:
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD if headers else None,
+        show_header=headers,
+        pad_edge=False,
+        show_edge=False,
+    )
+    for name in columns:
+        right = name in ("row", "repeat", "seed", "seconds", "figure")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    return table
+
+
+def _listed(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _short(digest: str) -> str:
+    """The first twelve figures of a hash, without what kind of hash it is."""
+    return digest.rpartition(":")[2][:12]

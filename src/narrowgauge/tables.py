@@ -1,0 +1,124 @@
+"""Tables of a run, from its record alone: CSV for programs, Markdown for people."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from narrowgauge import statistics
+from narrowgauge.view import metric_names, number, unit_of
+from narrowgauge_contract.record import Record
+
+__all__ = ["markdown_table", "rows_table", "summary_table", "write_tables"]
+
+Table = tuple[list[str], list[list[Any]]]
+
+
+def write_tables(record: Record, folder: Path) -> list[Path]:
+    """Write rows.csv, summary.csv and summary.md; the files made."""
+    rows, summary = rows_table(record), summary_table(record)
+    contents = {
+        "rows.csv": _csv(rows),
+        "summary.csv": _csv(summary),
+        "summary.md": f"# {record.run_id}\n\n{markdown_table(record)}",
+    }
+    for name, text in contents.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in contents]
+
+
+def rows_table(record: Record) -> Table:
+    """A line per row: what it was, whether it counts, and one figure per metric (units in the head)."""
+    parameters = list(dict.fromkeys(name for row in record.rows for name in row.parameters))
+    metrics = metric_names(record)
+    head = ["row", "repeat", "seed", *parameters, "status", "valid", "reasons", "seconds"]
+    head += [_headed(name, unit_of(record, name)) for name in metrics]
+    lines = []
+    for row in record.rows:
+        figures: list[Any] = []
+        for name in metrics:
+            metric = row.metric(name)
+            has = metric is not None and bool(metric.values)
+            figures.append(statistics.figure(metric).value if metric is not None and has else "")
+        values = [_cell(row.parameters.get(name, "")) for name in parameters]
+        valid = "yes" if row.validity.valid else "no"
+        reasons = "; ".join(row.validity.reasons)
+        seconds = "" if row.seconds is None else row.seconds
+        lines.append([row.index, row.repeat, row.seed, *values, row.status.value, valid, reasons,
+                      seconds, *figures])  # fmt: skip
+    return head, lines
+
+
+def summary_table(record: Record) -> Table:
+    """A line per configuration and metric, over its valid rows."""
+    found = statistics.configurations(record.rows)
+    names = statistics.varying(found)
+    head = [*names, "metric", "unit", "of", "valid", "repeats", "median", "mean", "least", "most"]
+    head += ["low95", "high95"]
+    lines = []
+    for each in found:
+        for metric in metric_names(record):
+            first = next((m for row in each.valid if (m := row.metric(metric)) and m.values), None)
+            summary = statistics.summarize(each.figures(metric))
+            if first is None or summary is None:
+                continue
+            interval = summary.interval
+            bounds = [interval.low, interval.high] if interval else ["", ""]
+            lines.append([
+                *(_cell(each.parameters[name]) for name in names), metric, first.unit,
+                statistics.figure(first).how, summary.n, len(each.rows), summary.median,
+                summary.mean, summary.low, summary.high, *bounds,
+            ])  # fmt: skip
+    return head, lines
+
+
+def markdown_table(record: Record, metrics: Sequence[str] = ()) -> str:
+    """A line per configuration, a column per metric: median over the valid repeats, least to most."""
+    chosen = [n for n in (metrics or _headline(record)) if n in metric_names(record)]
+    found = statistics.configurations(record.rows)
+    names = statistics.varying(found)
+    head = [*names, *(_headed(name, unit_of(record, name)) for name in chosen), "valid repeats"]
+    lines = [_markdown_line(head), _markdown_line(["---"] * len(head))]
+    for each in found:
+        cells = [str(_cell(each.parameters[name])) for name in names]
+        cells += [_spread(each.figures(name), unit_of(record, name)) for name in chosen]
+        lines.append(_markdown_line([*cells, f"{len(each.valid)}/{len(each.rows)}"]))
+    return "\n".join(lines) + "\n"
+
+
+def _headline(record: Record) -> tuple[str, ...]:
+    named = record.spec.get("experiment", {}).get("headline", ())
+    return tuple(named) or metric_names(record)
+
+
+def _spread(figures: Sequence[float], unit: str) -> str:
+    summary = statistics.summarize(figures)
+    if summary is None:
+        return "–"
+    middle = number(summary.median, unit)
+    if summary.n == 1:
+        return middle
+    return f"{middle} ({number(summary.low, unit)} to {number(summary.high, unit)})"
+
+
+def _headed(name: str, unit: str) -> str:
+    return f"{name} ({unit})" if unit and unit != "1" else name
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, (dict, list, bool)) else value
+
+
+def _csv(table: Table) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerows([table[0], *table[1]])
+    return stream.getvalue()
+
+
+def _markdown_line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

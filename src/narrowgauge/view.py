@@ -1,0 +1,208 @@
+"""What a run's folder says, as a value: the record, or as much of one as can still be read.
+
+A run that was killed, still goes on or has a damaged record is shown by the same code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from narrowgauge import statistics
+from narrowgauge.store import RunFolder, RunState, read_entry
+from narrowgauge_contract.codec import encode
+from narrowgauge_contract.errors import DamagedRecordError, NarrowgaugeError
+from narrowgauge_contract.events import read_events
+from narrowgauge_contract.job import Job
+from narrowgauge_contract.outcome import Metric
+from narrowgauge_contract.record import Record, compose
+from narrowgauge_contract.spec import ExperimentSpec, parse_spec
+
+__all__ = [
+    "RunView",
+    "format_value",
+    "load_view",
+    "metric_names",
+    "spark",
+    "to_json",
+    "warnings_of",
+]
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as far as it is known. `record` is composed on the spot where none was written."""
+
+    folder: RunFolder
+    state: RunState
+    record: Record | None
+    spec: ExperimentSpec | None
+    problem: NarrowgaugeError | None
+
+    @property
+    def configurations(self) -> tuple[statistics.Configuration, ...]:
+        return statistics.configurations(self.record.rows) if self.record else ()
+
+    @property
+    def headline(self) -> tuple[str, ...]:
+        """The metrics to show first: those that the experiment names, else the first three."""
+        if self.record is None:
+            return ()
+        known = metric_names(self.record)
+        named = [name for name in (self.spec.headline if self.spec else ()) if name in known]
+        return tuple(named or known[:3])
+
+
+def load_view(folder: RunFolder) -> RunView:
+    """Read what can be read; never raises for a damaged run."""
+    entry = read_entry(folder)
+    record = entry.record
+    if record is None and entry.job is not None:
+        record = _from_events(folder, entry.job)
+    spec = None
+    if record is not None:
+        try:
+            spec = parse_spec(record.spec, where=f"the record of {record.run_id}")
+        except NarrowgaugeError:
+            spec = None  # an older declaration; the record itself is still whole
+    return RunView(folder, entry.state, record, spec, entry.problem)
+
+
+def _from_events(folder: RunFolder, job: Job) -> Record:
+    try:
+        outcome = folder.outcome()
+    except DamagedRecordError:
+        outcome = None
+    return compose(job, outcome, read_events(folder.events_path), None)
+
+
+def metric_names(record: Record) -> tuple[str, ...]:
+    """Every metric of every row, in the order in which they first occur."""
+    return tuple(dict.fromkeys(m.name for row in record.rows for m in row.metrics))
+
+
+def unit_of(record: Record, name: str) -> str:
+    """The metric's unit; empty for a plain number."""
+    found = _any_metric(record, name)
+    return found.unit if found else ""
+
+
+def _any_metric(record: Record, name: str) -> Metric | None:
+    return next((m for row in record.rows if (m := row.metric(name)) is not None), None)
+
+
+def warnings_of(view: RunView) -> tuple[str, ...]:
+    """What a reader must know before believing a number."""
+    record = view.record
+    if record is None:
+        return ()
+    found = []
+    host = record.host
+    if record.synthetic:
+        found.append("made-up data: these numbers say nothing about the real set")
+    if host is not None and host.image is not None and host.image.stand_in:
+        found.append("stand-in base image: never counts as a reproduction")
+    if host is not None and host.git is not None and host.git.dirty:
+        found.append(f"the checkout differed from its commit {host.git.commit[:12]}")
+    if view.state is RunState.RECORDED and host is None:
+        found.append("started without the launcher: nothing is known of the host")
+    if record.events_damaged:
+        found.append(f"{record.events_damaged} event lines could not be read")
+    if host is not None:
+        found += [f"exception: {exception}" for exception in host.exceptions]
+    return tuple(found)
+
+
+def format_value(value: float, unit: str = "") -> str:
+    """A number with its unit."""
+    return " ".join(filter(None, (number(value, unit), "" if unit == "1" else unit)))
+
+
+def number(value: float, unit: str = "") -> str:
+    """No more figures than a reader can use; percentages line up at two decimals."""
+    if not math.isfinite(value):
+        return str(value)
+    if unit == "%":
+        return f"{value:.2f}"
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value)}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}".replace(",", " ")
+    return f"{value:.4g}"
+
+
+def spark(values: Iterable[float], width: int = 24) -> str:
+    """A curve in one line of text; what is not finite is a cross."""
+    series = list(values)
+    if len(series) > width:
+        series = [series[round(i * (len(series) - 1) / (width - 1))] for i in range(width)]
+    finite = [value for value in series if math.isfinite(value)]
+    if not finite:
+        return "×" * len(series)
+    low, span = min(finite), max(finite) - min(finite)
+    steps = len(_BARS) - 1
+    return "".join(
+        (_BARS[round((value - low) / span * steps)] if span else _BARS[0])
+        if math.isfinite(value)
+        else "×"
+        for value in series
+    )
+
+
+def to_json(view: RunView) -> dict[str, Any]:
+    """The run for scripts: what the screen shows. The raw samples are in the record."""
+    record = view.record
+    body: dict[str, Any] = {
+        "run_id": record.run_id if record else view.folder.name,
+        "state": view.state.value,
+        "folder": str(view.folder.path),
+        "problem": str(view.problem) if view.problem else None,
+    }
+    if record is None:
+        return body
+    metrics = metric_names(record)
+    body.update(
+        experiment=record.experiment,
+        profile=record.profile,
+        target=record.target,
+        seed=record.seed,
+        status=record.status.value,
+        exit_code=record.exit_code,
+        started_utc=record.started_utc,
+        seconds=record.seconds,
+        parameters=encode(record.parameters),
+        hashes=encode(record.hashes),
+        warnings=list(warnings_of(view)),
+        headline=list(view.headline),
+        rows=len(record.rows),
+        valid_rows=len(record.valid_rows()),
+        configurations=[_configuration(each, metrics, record) for each in view.configurations],
+    )
+    return body
+
+
+def _configuration(
+    found: statistics.Configuration, metrics: tuple[str, ...], record: Record
+) -> dict[str, Any]:
+    summaries = {}
+    for name in metrics:
+        summary = statistics.summarize(found.figures(name))
+        first = next((m for row in found.valid if (m := row.metric(name)) and m.values), None)
+        if summary is not None and first is not None:
+            summaries[name] = {
+                "unit": unit_of(record, name),
+                "figure": statistics.figure(first).how,
+                **encode(summary),
+            }
+    reasons = dict.fromkeys(reason for row in found.rows for reason in row.validity.reasons)
+    return {
+        "parameters": encode(dict(found.parameters)),
+        "repeats": len(found.rows),
+        "valid": len(found.valid),
+        "invalid_because": list(reasons),
+        "metrics": summaries,
+    }

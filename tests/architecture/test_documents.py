@@ -1,0 +1,66 @@
+"""What the documents say is true: commands exist, generated pages are current, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from narrowgauge_contract.errors import UsageError
+from narrowgauge.unverified import find_markers, main, render
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def _commands(text: str) -> list[str]:
+    """The `narrowgauge …` lines of the fenced shell blocks."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("narrowgauge ")]
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    commands = _commands((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(commands) >= 8
+    names = {tuple(re.findall(r"^[a-z]+", word)[0] for word in line.split()[1:3]
+                   if re.match(r"^[a-z]+$", word)) for line in commands}  # fmt: skip
+    groups = {"data", "weights", "images"}
+    for words in sorted(names):
+        path = words[:2] if words[0] in groups else words[:1]
+        done = subprocess.run(
+            [sys.executable, "-m", "narrowgauge", *path, "--help"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"narrowgauge {' '.join(path)}: {done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+
+    assert [t for t in targets if not (page.parent / t).exists()] == []
+
+
+def test_the_page_of_unverified_things_is_current() -> None:
+    page = (ROOT / "docs" / "unverified.md").read_text(encoding="utf-8")
+
+    assert page == render(find_markers(ROOT))
+
+
+def test_a_marker_reaches_the_page(tmp_path: Path) -> None:
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docs").mkdir()
+    note = "unverified" + ": the base | not reachable | build it"
+    (tmp_path / "docker" / "x.toml").write_text(f"# {note}\n")
+
+    main([], tmp_path)
+
+    text = (tmp_path / "docs" / "unverified.md").read_text()
+    assert "| the base | not reachable | build it | `docker/x.toml` |" in text
+    assert main(["--check"], tmp_path) == 0
+    (tmp_path / "docker" / "x.toml").write_text("")
+    with pytest.raises(UsageError):
+        main(["--check"], tmp_path)

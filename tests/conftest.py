@@ -1,0 +1,47 @@
+"""What holds for every test, on every Python. Container tests are left out only by a flag."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-docker",
+        action="store_true",
+        help="leave out the tests that need a Docker engine; nothing else leaves them out",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--no-docker"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("docker")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(autouse=True)
+def _no_ambient_change() -> Iterator[None]:
+    """A test that changes the environment or the working directory changes the tests after it."""
+    # Names of pytest and of libraries that set one on import are not the test's doing.
+    ignored = ("PYTEST_", "KMP_", "OMP_", "MPLBACKEND")
+    before, folder = dict(os.environ), os.getcwd()
+    yield
+    after = dict(os.environ)
+    changed = sorted(
+        name
+        for name in before.keys() | after.keys()
+        if before.get(name) != after.get(name) and not name.startswith(ignored)
+    )
+    moved = os.getcwd() != folder
+    if changed or moved:
+        os.environ.clear()
+        os.environ.update(before)
+        os.chdir(folder)
+    assert not changed, f"the test changed the environment: {', '.join(changed)}"
+    assert not moved, "the test changed the working directory"

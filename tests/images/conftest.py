@@ -1,0 +1,28 @@
+"""A scratch checkout, so that no test writes into the true one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from narrowgauge.targets import TARGETS_FILE, Target, load_targets
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def targets() -> dict[str, Target]:
+    return load_targets(ROOT / TARGETS_FILE)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of everything that an image is made of."""
+    root = tmp_path / "checkout"
+    ignore = shutil.ignore_patterns("__pycache__", "build", "*.whl")
+    for name in ("docker", "images", "experiments", "src"):
+        shutil.copytree(ROOT / name, root / name, ignore=ignore)
+    shutil.copy2(ROOT / "compose.yaml", root)
+    return root

@@ -1,0 +1,95 @@
+"""Progress and its ETA come from events alone."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from launching import tiny_job
+
+from narrowgauge.progress import LineReporter, LiveReporter, Progress, SilentReporter, duration
+from narrowgauge_contract.events import Event, EventKind
+
+
+def event(kind: EventKind, t: float, row: int = 0, **data: object) -> Event:
+    return Event(kind, t, 0.0, row, dict(data))
+
+
+def half_way() -> Progress:
+    progress = Progress(tiny_job("precision=fp32,bf16"))
+    progress.add(event(EventKind.ROW_START, 100.0, parameters={"precision": "fp32"}))
+    progress.add(event(EventKind.ROW_END, 110.0, status="complete"))
+    progress.add(event(EventKind.ROW_START, 110.0, 1, parameters={"precision": "bf16"}))
+    progress.add(event(EventKind.PROGRESS, 115.0, 1, done=1, total=2, unit="epochs"))
+    progress.add(event(EventKind.METRIC, 115.0, 1, name="loss", unit="", values=[2.5]))
+    progress.add(event(EventKind.METRIC, 115.0, 1, name="accuracy", unit="%", values=[97.0, 98.5]))
+    return progress
+
+
+def test_the_part_counts_rows_and_what_is_done_of_one() -> None:
+    assert half_way().part == 0.75
+
+
+def test_the_eta_goes_on_as_it_went() -> None:
+    assert half_way().eta_s(115.0) == pytest.approx(5.0)
+    assert Progress(tiny_job()).eta_s(1.0) is None
+
+
+def test_the_line_says_row_axis_figures_and_time() -> None:
+    line = half_way().line(115.0)
+
+    assert line.startswith("row 2/2 · precision=bf16 · 1/2 epochs · accuracy 98.5 % · loss 2.5")
+    assert line.endswith("75% · about 5 s left")
+
+
+def test_a_failed_row_shows() -> None:
+    progress = half_way()
+    progress.add(event(EventKind.ROW_END, 116.0, 1, status="failed"))
+
+    assert "1 failed" in progress.line(116.0)
+    assert progress.part == 1.0
+
+
+def test_plain_lines_come_at_most_every_few_seconds() -> None:
+    now = [0.0]
+    stream = io.StringIO()
+    reporter = LineReporter(stream, clock=lambda: now[0])
+    reporter.begin(tiny_job())
+    reporter.event(event(EventKind.ROW_START, 0.0, parameters={}))
+    for tenth in range(200):
+        now[0] = tenth / 10
+        reporter.event(event(EventKind.PROGRESS, now[0], done=tenth, total=200))
+        reporter.tick()
+
+    assert len(stream.getvalue().splitlines()) == 3
+
+
+def test_the_live_bar_draws_and_ends() -> None:
+    stream = io.StringIO()
+    reporter = LiveReporter(stream, clock=lambda: 1.0)
+    reporter.begin(tiny_job())
+    reporter.event(event(EventKind.ROW_START, 0.0, parameters={}))
+    reporter.tick()
+    reporter.note("a [bold]note[/bold]")
+    reporter.end()
+    reporter.end()
+
+    assert "a [bold]note[/bold]" in stream.getvalue()
+
+
+def test_silence_keeps_the_notes() -> None:
+    stream = io.StringIO()
+    reporter = SilentReporter(stream)
+    reporter.begin(tiny_job())
+    reporter.tick()
+    reporter.note("said")
+    reporter.end()
+
+    assert stream.getvalue() == "said\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(4.6, "5 s"), (190, "3 min 10 s"), (7500, "2 h 5 min")]
+)
+def test_durations_read_well(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
