@@ -76,12 +76,15 @@ lab_lane() {
             tests/contract tests/kernels tests/lab tests/experiments
 }
 
-old_environment() { venv lab38 "$1" torch==1.8.0 numpy pillow tomli pytest hypothesis pytest-timeout; }
+#: Compiles device code for the capabilities that newer toolkits have dropped; needs no GPU.
+nvrtc=nvidia-cuda-nvrtc-cu11==11.8.89
+
+old_environment() { venv lab38 "$1" torch==1.8.0 numpy pillow tomli pytest hypothesis pytest-timeout "$nvrtc"; }
 
 new_environment() {
     # shellcheck disable=SC2046 # one word per wheel
     venv lab311 "$1" --find-links "$state/wheels" $(lab_requirements "$1") \
-        pillow pytest hypothesis pytest-timeout
+        pillow pytest hypothesis pytest-timeout "$nvrtc"
 }
 
 #: The wheels that the image takes, where this Python takes them too.

@@ -17,7 +17,7 @@ from narrowgauge_kernels.sources import (
     source_hash,
 )
 
-__all__ = ["build_hash", "is_built", "library_directory", "load", "require"]
+__all__ = ["build_hash", "check", "is_built", "library_directory", "load", "require"]
 
 #: The one directory whose libraries are in this process. torch keeps registrations for the life of
 #: the process, so this cannot be an argument; a second directory is refused, not swapped in.
@@ -44,7 +44,7 @@ def build_hash(directory: Optional[Path] = None) -> str:
 def is_built(directory: Optional[Path] = None) -> bool:
     """Whether `load` would find libraries for this torch made from these sources."""
     try:
-        _check(directory or library_directory())
+        check(directory or library_directory())
     except KernelsNotBuiltError:
         return False
     return True
@@ -67,7 +67,7 @@ def load(directory: Optional[Path] = None) -> Path:
             why="torch keeps one implementation of an operator for the life of a process",
             next_step="load one directory, or use two processes",
         )
-    description = _check(chosen)
+    description = check(chosen)
     devices: Set[str] = set()
     for name in description["libraries"]:
         path = chosen / library_name(Library(name))
@@ -96,7 +96,11 @@ def require(device_type: str) -> None:
         )
 
 
-def _check(directory: Path) -> Dict[str, Any]:
+def check(directory: Path) -> Dict[str, Any]:
+    """The description of libraries that `load` may load, as in build.json.
+
+    Raises KernelsNotBuiltError when missing, for another torch, or older than their sources.
+    """
     import torch
 
     description = _description(directory)

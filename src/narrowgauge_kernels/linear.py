@@ -1,20 +1,20 @@
-"""The linear operator with a plain multiply-accumulate: reference, autograd function, public function.
+"""The linear operator with a plain multiply-accumulate: reference, autograd and public function.
 
-| name   | shape    | meaning                                           |
-|--------|----------|---------------------------------------------------|
-| x      | [..., K] | inputs, any strides                               |
-| weight | [N, K]   | one row per output feature, any strides           |
-| bias   | [N]      | optional                                          |
-| result | [..., N] | result[..., n] = Σₖ x[..., k]·weight[n, k] + bias[n] |
+| name   | shape    | meaning                                                      |
+|--------|----------|--------------------------------------------------------------|
+| x      | [..., K] | inputs, any strides                                          |
+| weight | [N, K]   | one row per output feature, any strides                      |
+| bias   | [N]      | optional                                                     |
+| result | [..., N] | result[..., n] = Σₖ x[..., k] · weight[n, k] + bias[n]       |
 
 All are of one dtype (float32, float64, float16, bfloat16) on one device; K, N and the leading
 dimensions may be 0.
 
 Each result has one accumulator (float32; float64 for float64) that starts at zero and takes
-k = 0, 1, … in that order, one fused multiply-add each; the bias is added last and the sum rounded to
-the dtype. So the bits depend neither on threads, nor on the CPU's instruction set, nor on the device.
-The gradients are the same sums over n (x), over the leading dimensions (weight), and over the leading
-dimensions with factor 1 (bias).
+k = 0, 1, … in that order, one fused multiply-add each; the bias is added last and the sum rounded
+to the dtype. So the bits depend neither on threads, nor on the CPU's instruction set, nor on the
+device. The gradients are the same sums: over n for x, over the leading dimensions for weight, and
+over the leading dimensions with factor 1 for bias.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def linear_mac(
 ) -> torch.Tensor:
     """The linear layer by our own multiply-accumulate, differentiable once.
 
-    Shapes, dtypes and arithmetic as in the module's table. Raises RuntimeError naming both sides when
-    shapes, dtypes or devices disagree, and KernelsNotBuiltError, with the command that builds, when
-    there are no kernels for this torch and device.
+    Shapes, dtypes and arithmetic as in the module's table. Raises RuntimeError naming both sides
+    when shapes, dtypes or devices disagree, and KernelsNotBuiltError, with the command that builds,
+    when there are no kernels for this torch and device.
     """
     return LinearMac.apply(x, weight, bias)

@@ -1,8 +1,8 @@
 """Which files make which library, and with which flags: the build as data.
 
 A file's name says how it is compiled: `*_avx2.cpp`, `*_avx512.cpp` and `*_neon.cpp` for one
-instruction set on one machine, `*_cuda.cpp` and `cuda/*.cu` for the CUDA library, the rest for every
-processor. A new operator adds files here by being there.
+instruction set on one machine, `*_cuda.cpp` and `cuda/*.cu` for the CUDA library, the rest for
+every processor. A new operator's files are found by being there.
 """
 
 from __future__ import annotations

@@ -82,9 +82,7 @@ def query_torch(python: str) -> TorchFacts:
     Raises ToolchainMissingError when the interpreter or its torch cannot be had.
     """
     try:
-        answer = subprocess.run(
-            [python, "-c", _QUERY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        answer = subprocess.run([python, "-c", _QUERY], capture_output=True, text=True)
     except OSError as error:
         raise ToolchainMissingError(
             f"no interpreter '{python}'",

@@ -59,6 +59,7 @@ def provision(root):
     """Fill `root`, once; the folder. Raises NotProvisioned."""
     if not (root / "complete").exists():
         _check_machine()
+        shutil.rmtree(str(root), ignore_errors=True)  # an attempt that was cut short
         work = root / "apt"
         _download(work, _mirror())
         for package, wanted in PACKAGES.items():

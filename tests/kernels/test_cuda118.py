@@ -30,14 +30,15 @@ print(torch._C._dispatch_dump("narrowgauge::linear"))
 
 
 @pytest.fixture(scope="module")
-def toolkit(pytestconfig):
-    """The toolkit's folder, in pytest's cache; the first time downloads 870 MB."""
+def toolkit():
+    """The toolkit's folder, in the user's cache; the first time downloads 870 MB."""
     if torch.version.cuda is None:
         pytest.skip("this torch is built without CUDA; run this under torch 1.8.0 from PyPI")
     if not torch.__version__.startswith("1."):
         pytest.skip("nvcc 11.8 is for torch 1.x; newer ones are built with the CUDA of their image")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     try:
-        return provision(Path(str(pytestconfig.cache.makedir("narrowgauge-cuda-11.8"))))
+        return provision(cache / "narrowgauge" / "cuda-11.8")
     except NotProvisioned as error:
         pytest.fail(f"CUDA 11.8 cannot be had: {error}")
 

@@ -16,7 +16,7 @@ import torch
 import narrowgauge_kernels
 from narrowgauge_contract.errors import ExitCode
 from narrowgauge_kernels import build as build_module
-from narrowgauge_kernels import errors, toolchain
+from narrowgauge_kernels import errors, library, toolchain
 from narrowgauge_kernels.build import Request, build, main
 from narrowgauge_kernels.errors import (
     BuildArgumentError,
@@ -52,6 +52,17 @@ def in_new_process(code, **env):
         text=True,
     )
     return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def facts():
+    """This interpreter's torch, asked once: importing it anew takes a second or more."""
+    return toolchain.query_torch(sys.executable)
+
+
+@pytest.fixture
+def _torch_is_known(monkeypatch, facts):
+    monkeypatch.setattr(toolchain, "query_torch", lambda _: facts)
 
 
 @pytest.fixture
@@ -145,6 +156,30 @@ class TestArchitectures:
         assert toolchain.visible_architectures() == ("8.6", "9.0")
 
 
+class TestQuery:
+    def test_a_python_that_is_not_there(self, capsys):
+        assert main(["--torch", "/no/such/python"]) == ExitCode.TOOLCHAIN_MISSING
+        assert "--torch PYTHON" in capsys.readouterr().err
+
+    def test_a_python_without_torch(self, tmp_path, capsys):
+        """Whatever the interpreter printed last is in the message."""
+        fake = tmp_path / "python"
+        fake.write_text(
+            "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n"
+        )
+        fake.chmod(0o755)
+        assert main(["--torch", str(fake)]) == ExitCode.TOOLCHAIN_MISSING
+        assert "No module named 'torch'" in capsys.readouterr().err
+
+    def test_the_standard_is_read_from_torch(self, facts):
+        """Not from a table of versions."""
+        assert facts.version == torch.__version__
+        assert facts.standard in ("c++14", "c++17", "c++20")
+        assert Path(facts.include, "torch", "library.h").is_file()
+        assert facts.cxx11_abi == torch.compiled_with_cxx11_abi()
+
+
+@pytest.mark.usefixtures("_torch_is_known")
 class TestBuild:
     def test_unchanged_sources_are_not_compiled_again(self, kernels):
         """And it says so."""
@@ -180,20 +215,6 @@ class TestBuild:
     def test_a_missing_compiler_names_the_line_that_installs_it(self, capsys):
         assert main(["--compiler", "no-such-compiler"]) == ExitCode.TOOLCHAIN_MISSING
         assert "apt-get install g++" in capsys.readouterr().err
-
-    def test_a_python_that_is_not_there(self, capsys):
-        assert main(["--torch", "/no/such/python"]) == ExitCode.TOOLCHAIN_MISSING
-        assert "--torch PYTHON" in capsys.readouterr().err
-
-    def test_a_python_without_torch(self, tmp_path, capsys):
-        """Whatever the interpreter printed last is in the message."""
-        fake = tmp_path / "python"
-        fake.write_text(
-            "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n"
-        )
-        fake.chmod(0o755)
-        assert main(["--torch", str(fake)]) == ExitCode.TOOLCHAIN_MISSING
-        assert "No module named 'torch'" in capsys.readouterr().err
 
     def test_cuda_for_a_torch_without_cuda(self, monkeypatch, tmp_path, capsys):
         facts = TorchFacts(**{**vars(FACTS), "library": str(tmp_path), "cuda": None})
@@ -253,27 +274,31 @@ class TestLoad:
         )
         assert not narrowgauge_kernels.is_built(tmp_path / "none")
 
-    @pytest.mark.parametrize(
-        ("fields", "message"),
-        [
-            ({"torch": {"version": "1.7.1"}}, "built for torch 1.7.1"),
-            ({"source_hash": "0" * 64}, "older than their sources"),
-            ({"format": 99}, "has format 99"),
-            ({"libraries": {"cpu": [], "cuda": []}}, "lacks narrowgauge_cuda.so"),
-        ],
-        ids=["torch", "sources", "format", "library"],
-    )
-    def test_what_does_not_fit_is_refused(self, edit, fields, message):
+    def test_what_does_not_fit_is_refused(self, copy, edit):
         """Never loaded to crash later, or to give yesterday's arithmetic."""
-        directory = edit(**fields)
-        assert not narrowgauge_kernels.is_built(directory)
+        cases = {
+            "built for torch 1.7.1": {"torch": {"version": "1.7.1"}},
+            "older than their sources": {"source_hash": "0" * 64},
+            "has format 99": {"format": 99},
+            "lacks narrowgauge_cuda.so": {"libraries": {"cpu": [], "cuda": []}},
+        }
+        described = (copy / "build.json").read_text()
+        for message, fields in cases.items():
+            (copy / "build.json").write_text(described)
+            directory = edit(**fields)
+            assert not narrowgauge_kernels.is_built(directory)
+            with pytest.raises(KernelsNotBuiltError, match=message) as caught:
+                library.check(directory)
+            assert "-m narrowgauge_kernels.build" in caught.value.next_step
+
+    def test_loading_checks_first(self, edit):
+        """And `NARROWGAUGE_KERNELS` says where from."""
         status, said = in_new_process(
             "import narrowgauge_kernels; narrowgauge_kernels.load()",
-            NARROWGAUGE_KERNELS=str(directory),
+            NARROWGAUGE_KERNELS=str(edit(source_hash="0" * 64)),
         )
         assert status == 1
-        assert message in said
-        assert "-m narrowgauge_kernels.build" in said
+        assert "older than their sources" in said
 
     def test_a_damaged_description_is_not_a_build(self, copy):
         (copy / "build.json").write_text('{"format": 1')
@@ -288,7 +313,8 @@ class TestLoad:
         """The libraries hold no path, so an image may move them."""
         code = (
             "import narrowgauge_kernels as k, torch, narrowgauge_kernels.linear as linear;"
-            "print(linear.linear_mac(torch.ones(2, 3), torch.ones(4, 3)).sum().item(), k.build_hash())"
+            "y = linear.linear_mac(torch.ones(2, 3), torch.ones(4, 3));"
+            "print(y.sum().item(), k.build_hash())"
         )
         expected = f"24.0 {narrowgauge_kernels.build_hash(kernels)}\n"
         assert in_new_process(code, NARROWGAUGE_KERNELS=str(copy)) == (0, expected)
@@ -304,10 +330,8 @@ class TestLoad:
         """The command is in the error; torch's own would list dispatch keys."""
         if (kernels / "narrowgauge_cuda.so").exists():
             pytest.skip("this build has CUDA kernels")
-        from narrowgauge_kernels.library import require
-
         with pytest.raises(KernelsNotBuiltError, match="built for the CPU only") as caught:
-            require("cuda")
+            library.require("cuda")
         assert "--cuda auto" in caught.value.next_step
 
 
@@ -324,12 +348,3 @@ def test_exit_codes_are_the_contracts():
     assert {getattr(errors, name) for name in errors.__all__} == set(pairs)
     for error, code in pairs.items():
         assert error.exit_code == code
-
-
-def test_the_standard_is_read_from_torch():
-    """Not from a table of versions."""
-    facts = toolchain.query_torch(sys.executable)
-    assert facts.version == torch.__version__
-    assert facts.standard in ("c++14", "c++17", "c++20")
-    assert Path(facts.include, "torch", "library.h").is_file()
-    assert facts.cxx11_abi == torch.compiled_with_cxx11_abi()

@@ -183,6 +183,8 @@ def test_errors_name_both_sides():
     x, weight, _, _ = operands(((2,), 3, 4), device="cuda")
     with pytest.raises(RuntimeError, match="weight is on cpu but x is on cuda:0"):
         linear_mac(x, weight.cpu())
+    with pytest.raises(RuntimeError, match="weight is on cuda:0 but x is on cpu"):
+        linear_mac(x.cpu(), weight)
     with pytest.raises(RuntimeError, match="instruction set of the CPU"):
         ops.linear(x, weight, None, isa="generic")
 

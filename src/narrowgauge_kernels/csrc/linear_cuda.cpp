@@ -31,10 +31,11 @@ Element element_of(at::ScalarType type) {
   }
 }
 
-// The caller holds the guard: the operands were made on this device, and are launched on it.
+// A problem is on one device, which its checks saw to; it need not be the current one.
 at::Tensor run(const Problem& problem, const std::string& isa) {
   TORCH_CHECK(isa == "auto", "isa='", isa, "' names an instruction set of the CPU; a CUDA tensor "
               "takes 'auto' only");
+  const c10::cuda::CUDAGuard guard(problem.out.device());
   const void* bias = problem.bias.defined() ? problem.bias.data_ptr() : nullptr;
   const cudaError_t error = launch_multiply_accumulate(
       element_of(problem.out.scalar_type()), operand(problem.left), operand(problem.right), bias,
@@ -46,22 +47,18 @@ at::Tensor run(const Problem& problem, const std::string& isa) {
 
 at::Tensor linear_cuda(const at::Tensor& x, const at::Tensor& weight,
                        const c10::optional<at::Tensor>& bias, std::string isa) {
-  const c10::cuda::CUDAGuard guard(x.device());
   return run(linear_problem(x, weight, bias), isa);
 }
 
 at::Tensor grad_input_cuda(const at::Tensor& grad, const at::Tensor& weight, std::string isa) {
-  const c10::cuda::CUDAGuard guard(grad.device());
   return run(grad_input_problem(grad, weight), isa);
 }
 
 at::Tensor grad_weight_cuda(const at::Tensor& grad, const at::Tensor& x, std::string isa) {
-  const c10::cuda::CUDAGuard guard(grad.device());
   return run(grad_weight_problem(grad, x), isa);
 }
 
 at::Tensor grad_bias_cuda(const at::Tensor& grad, std::string isa) {
-  const c10::cuda::CUDAGuard guard(grad.device());
   return run(grad_bias_problem(grad), isa);
 }
 

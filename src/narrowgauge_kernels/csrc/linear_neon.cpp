@@ -1,3 +1,4 @@
+// unverified: NEON path of the linear operator on real hardware | only an emulator was at hand | on an arm64 host: pytest tests/kernels
 // AArch64 Advanced SIMD: 32 registers of 128 bits: 6 × 4 accumulators, four operands, a factor.
 #include <arm_neon.h>
 

@@ -1,3 +1,4 @@
+// unverified: CUDA linear operator on Volta, Turing, Ampere, Ada, Jetson | compiled for each, run on Hopper only | on such a card: nox -s gpu
 // Launchers of the linear operator. No torch header: this file compiles in seconds, for any torch.
 #include "linear.cuh"
 
