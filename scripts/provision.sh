@@ -133,6 +133,8 @@ start_engine() {
     as_root dockerd --data-root "$state/docker" --exec-root "$engine_folder/exec" \
         --pidfile "$engine_folder/pid" --host "$DOCKER_HOST" --group "$(id -gn)" \
         >"$logs/dockerd.log" 2>&1 &
+    # Not one of this shell's jobs any more: stop_engine ends it, after everything that uses it.
+    disown
     local left=120
     until engine_answers; do
         left=$((left - 1))

@@ -34,5 +34,6 @@ def run(ctx: RowContext) -> None:
         schedule=Step(parameters["lr"], parameters["gamma"]),
         optimizer=functools.partial(Adadelta, rate=parameters["lr"]),
         graphs=parameters["graphs"],
+        save_weights=parameters["save_weights"],
     )
     training.train(ctx, Net(len(classes)).to(ctx.device), training_set, test_set, classes, recipe)

@@ -1,4 +1,4 @@
-"""ResNet for 32×32 images: He et al. 2015 (arXiv 1512.03385), section 4.2, with option-A shortcuts."""
+"""ResNet for 32×32 images: He et al. 2015 (arXiv 1512.03385), section 4.2, option A."""
 
 from __future__ import annotations
 

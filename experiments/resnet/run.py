@@ -59,6 +59,7 @@ def run(ctx: RowContext) -> None:
             weight_decay=parameters["weight_decay"],
         ),
         graphs=parameters["graphs"],
+        save_weights=parameters["save_weights"],
     )
     model = ResNet(depth, len(classes)).to(ctx.device)
     training.train(ctx, model, training_set, test_set, classes, recipe)

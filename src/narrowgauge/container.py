@@ -102,6 +102,7 @@ def create_body(plan: ContainerPlan) -> dict[str, Any]:
         "GroupAdd": list(plan.groups),
         "LogConfig": {"Type": "json-file", "Config": dict(plan.log_options)},
         "AutoRemove": False,
+        "RestartPolicy": {"Name": "no"},
     }
     host.update(_accelerator_body(plan.accelerator))
     body: dict[str, Any] = {

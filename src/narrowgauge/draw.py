@@ -36,7 +36,7 @@ _DPI = 150
 #: One matrix per configuration; more than these are no picture any more.
 _MOST_MATRICES = 8
 #: Fixed ids and no date, so that the same record gives the same bytes.
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.hashsalt": "narrowgauge",
     "svg.fonttype": "path",
     "font.size": 10.0,
@@ -103,7 +103,7 @@ def _figure(width: float, height: float, title: str, record: Record) -> Figure:
 
 
 def _curves(drawing: Drawing, record: Record, folder: RunFolder) -> Iterator[tuple[str, Figure]]:
-    """A panel per metric, a colour per configuration, a thin line per repeat, their median thick."""
+    """A panel per metric, a colour per configuration, a thin line per repeat, a thick median."""
     del folder
     found = [each for each in statistics.configurations(record.rows) if each.valid]
     metrics = [name for name in drawing.metrics if any(r.metric(name) for r in record.valid_rows())]
@@ -113,7 +113,7 @@ def _curves(drawing: Drawing, record: Record, folder: RunFolder) -> Iterator[tup
     panels = picture.subplots(1, len(metrics), squeeze=False)[0]
     names = statistics.varying(found)
     for panel, metric in zip(panels, metrics, strict=True):
-        for colour, each in zip(itertools.cycle(_COLOURS), found):  # noqa: B905 (colours repeat)
+        for each, colour in zip(found, itertools.cycle(_COLOURS)):
             _curve(panel, each, metric, colour, each.label(names))
         unit = _unit(record, metric)
         panel.set_ylabel(drawing.y or _axis(metric, unit))

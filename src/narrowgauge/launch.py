@@ -218,6 +218,7 @@ def _docker(world: World, jobs: tuple[Job, ...], spec: ExperimentSpec, target: T
         client,
         ensure_image=image_finder(world, client, target),
         plan=container_planner(world, target),
+        needs_accelerator=target.fits.needs_gpu,
     )
     executor.prepare()
     facts = executor.probe()

@@ -31,16 +31,19 @@ def print_listing(
     specs: Sequence[ExperimentSpec], targets: Mapping[str, Target], host: Host
 ) -> None:
     """Two tables for people."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table("experiment", "what", "smoke", "short", "paper", "targets", title="Experiments")
+    columns = ("experiment", "what", "smoke", "short", "paper", "targets")
+    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     for spec in specs:
         costs = [_cost(spec.profiles[name]) for name in ("smoke", "short", "paper")]
         table.add_row(spec.id, spec.summary, *costs, ", ".join(_targets(spec, targets)))
     console.print(table)
-    table = Table("target", "what", "here", title="Targets")
+    console.print()
+    table = Table("target", "what", "here", box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     for target in targets.values():
         table.add_row(target.name, target.title, _here(target, host))
     console.print(table)

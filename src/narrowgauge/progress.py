@@ -44,7 +44,11 @@ class Progress:
         elif event.kind is EventKind.PROGRESS:
             done, total = event.data.get("done", 0), event.data.get("total", 0)
             self._row_part = min(1.0, done / total) if total else 0.0
-            words = (event.data.get("phase", ""), f"{done:g}/{total:g}", event.data.get("unit", ""))
+            words = (
+                event.data.get("phase", ""),
+                f"{_count(done)}/{_count(total)}",
+                event.data.get("unit", ""),
+            )
             self.phase = " ".join(filter(None, words))
         elif event.kind is EventKind.METRIC and event.data.get("values"):
             value = event.data["values"][-1]
@@ -88,6 +92,11 @@ class Progress:
         headline = [n for n in self.job.spec["experiment"].get("headline", ()) if n in self.figures]
         rest = [name for name in reversed(self.figures) if name not in headline]
         return [(name, self.figures[name]) for name in (headline + rest)[:_FIGURES]]
+
+
+def _count(number: float) -> str:
+    """A count without an exponent, however large."""
+    return str(int(number)) if number == int(number) else f"{number:g}"
 
 
 def duration(seconds: float) -> str:

@@ -51,7 +51,7 @@ def docker_words(
     require_available(target)
     client = connect(world.env)
     image = image_finder(world, client, target)()
-    facts = DockerExecutor(client).probe()
+    facts = DockerExecutor(client, needs_accelerator=target.fits.needs_gpu).probe()
     folder = Path(tempfile.mkdtemp(prefix="narrowgauge-shell-"))
     places = Places(folder, world.checkout.experiments, data if data.is_dir() else None)
     places.out.mkdir()

@@ -43,10 +43,15 @@ _STYLES = {
 #: More rows than these would push the summary off the screen.
 _ROWS = 12
 _LOG_LINES = 8
+_CURVE = 16
+#: A pipe has no width; a log should not be broken where a terminal would be.
+_LEAST_WIDTH = 110
 
 
 def show_run(folder: RunFolder, console: Console) -> None:
     """Print everything a reader needs to know of one run, whatever state it is in."""
+    if not console.is_terminal:
+        console.width = max(console.width, _LEAST_WIDTH)
     view = load_view(folder)
     console.print(_header(view, console.is_terminal))
     if view.problem is not None:
@@ -107,43 +112,52 @@ def _results(view: RunView, record: Record) -> RenderableType:
     """A line per configuration and metric: the figure over the valid repeats, and their spread."""
     found = view.configurations
     names = statistics.varying(found)
-    table = _table(
-        "Results", *(names or ()), "metric", "figure", "spread", "repeats", "curve", "of"
-    )
+    table = _table("Results", *names, "metric", "figure", "range", "n", "curve")
     for configuration in found:
         cells = [_listed(configuration.parameters[name]) for name in names]
-        for number, metric in enumerate(view.headline):
-            lead = cells if number == 0 else [""] * len(cells)
+        for line, metric in enumerate(view.headline):
+            lead = cells if line == 0 else [""] * len(cells)
             table.add_row(*lead, metric, *_metric_cells(configuration, metric, record))
         if not configuration.valid:
             table.add_row(*[""] * len(cells), *_invalid_cells(configuration))
         table.add_section()
+    return Group(table, *_notes(view, record))
+
+
+def _notes(view: RunView, record: Record) -> Iterable[Text]:
+    """What each figure is of its row, and what else there is. `n` is valid repeats of all."""
+    for metric in view.headline:
+        series = (m for row in record.valid_rows() if (m := row.metric(metric)) and m.values)
+        found = next(series, None)
+        if found is not None:
+            yield Text(f"{metric}: {statistics.figure(found).how}")
     rest = [name for name in metric_names(record) if name not in view.headline]
-    return Group(table, Text("also recorded: " + ", ".join(rest))) if rest else table
+    if rest:
+        yield Text("also recorded: " + ", ".join(rest))
 
 
 def _metric_cells(found: Configuration, metric: str, record: Record) -> tuple[RenderableType, ...]:
     unit = unit_of(record, metric)
     summary = statistics.summarize(found.figures(metric))
     if summary is None:
-        return Text("–"), "", Text(f"0/{len(found.rows)}", style="red"), "", ""
+        return Text("–"), "", Text(f"0/{len(found.rows)}", style="red"), ""
     first = next(m for row in found.valid if (m := row.metric(metric)) and m.values)
     figure = Text(format_value(summary.median, unit), style="bold")
-    curve = spark(first.values) if first.index else ""
+    curve = spark(first.values, _CURVE) if first.index else ""
     repeats = Text(f"{summary.n}/{len(found.rows)}")
     if summary.n < len(found.rows):
         repeats.stylize("red")
-    return figure, _spread(summary, unit), repeats, curve, statistics.figure(first).how
+    return figure, _spread(summary, unit), repeats, curve
 
 
 def _spread(summary: statistics.Summary, unit: str) -> str:
     """The interval of the median where there is one, else plainly the least and the most."""
     if summary.n == 1:
-        return "one sample"
+        return ""
     if summary.interval is not None:
         low, high = summary.interval.low, summary.interval.high
-        return f"{number(low, unit)} to {number(high, unit)} (95 %)"
-    return f"{number(summary.low, unit)} to {number(summary.high, unit)}"
+        return f"{number(low, unit)}–{number(high, unit)} (95 %)"
+    return f"{number(summary.low, unit)}–{number(summary.high, unit)}"
 
 
 def _invalid_cells(found: Configuration) -> tuple[RenderableType, ...]:
@@ -163,10 +177,20 @@ def _rows(view: RunView, record: Record) -> RenderableType:
             f"{row.seconds:.1f}" if row.seconds is not None else "–",
             _validity(row),
         )  # fmt: skip
-    more = len(record.rows) - _ROWS
-    if more > 0:
-        return Group(table, Text(f"and {more} more rows: derived/rows.csv has all"))
-    return table
+    return Group(table, *_row_notes(record))
+
+
+def _row_notes(record: Record) -> Iterable[Text]:
+    """Why rows are INVALID, once per reason, and how many rows are not on the screen."""
+    reasons: dict[str, list[str]] = {}
+    for row in record.rows:
+        for reason in row.validity.reasons:
+            reasons.setdefault(reason, []).append(str(row.index))
+    for reason, rows in reasons.items():
+        word = "rows" if len(rows) > 1 else "row"
+        yield Text(f"{word} {', '.join(rows[:_ROWS])}: {reason}", style="red")
+    if len(record.rows) > _ROWS:
+        yield Text(f"and {len(record.rows) - _ROWS} more rows: derived/rows.csv has all")
 
 
 def _row_figure(row: Row, name: str) -> str:
@@ -179,7 +203,7 @@ def _row_figure(row: Row, name: str) -> str:
 def _validity(row: Row) -> Text:
     if row.validity.valid:
         return Text("valid", style="green")
-    return Text("INVALID: " + "; ".join(row.validity.reasons), style="red")
+    return Text("INVALID", style="red")
 
 
 def _error(record: Record) -> RenderableType | None:
@@ -271,9 +295,15 @@ def _footer(view: RunView, record: Record) -> RenderableType:
 
 def print_results(entries: Sequence[Entry], console: Console) -> None:
     """A line per run, newest first. Damaged runs are there too, and say so."""
-    table = _table("", "run", "profile", "how it ended", "took", "valid rows", "headline")
+    if not console.is_terminal:
+        console.width = max(console.width, _LEAST_WIDTH)
+    columns = ["run", "profile", "status", "took", "valid", "headline"]
+    left_out = "took" if console.width < _LEAST_WIDTH else ""
+    table = _table("", *(name for name in columns if name != left_out))
     for entry in entries:
-        table.add_row(entry.folder.name, *_result_cells(entry))
+        cells = dict(zip(columns, (entry.folder.name, *_result_cells(entry)), strict=True))
+        cells.pop(left_out, None)
+        table.add_row(*cells.values())
     console.print(table if entries else Text("no runs yet: narrowgauge run mnist"))
 
 
@@ -281,7 +311,7 @@ def _result_cells(entry: Entry) -> tuple[RenderableType, ...]:
     record = entry.record
     if record is None:
         if entry.state is RunState.DAMAGED:
-            what = entry.problem.what if entry.problem else ""
+            what = entry.problem.what.replace(f"{entry.folder.path}/", "") if entry.problem else ""
             return "", Text("damaged", style="red"), "", "", Text(what, style="red")
         profile = entry.job.profile if entry.job else ""
         return profile, Text("no record yet", style="yellow"), "", "", ""
@@ -314,13 +344,19 @@ def _table(title: str, *columns: str, headers: bool = True) -> Table:
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD if headers else None,
+        padding=(0, 1, 0, 0),
         show_header=headers,
         pad_edge=False,
         show_edge=False,
     )
     for name in columns:
         right = name in ("row", "repeat", "seed", "seconds", "figure")
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+        table.add_column(
+            name,
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=name not in ("metric", "validity", "headline", ""),
+        )
     return table
 
 

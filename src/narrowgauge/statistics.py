@@ -150,7 +150,7 @@ def figure(metric: Metric) -> Figure:
         return Figure(_median(metric.values), "median")
     if metric.unit.endswith("/s") or metric.unit in _COST_UNITS:
         if len(metric.values) > 1:
-            return Figure(_median(metric.values[1:]), f"median after the first {metric.index}")
+            return Figure(_median(metric.values[1:]), f"median without the first {metric.index}")
         return Figure(metric.values[0], f"the first {metric.index}, warm-up included")
     return Figure(metric.values[-1], f"last {metric.index}")
 

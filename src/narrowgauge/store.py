@@ -20,10 +20,19 @@ from narrowgauge_contract.codec import write_json_atomic
 from narrowgauge_contract.errors import DamagedRecordError, NarrowgaugeError, UnknownNameError
 from narrowgauge_contract.events import EVENTS_FILE
 from narrowgauge_contract.job import Job, load_job
-from narrowgauge_contract.outcome import OUTCOME_FILE, Outcome, load_outcome
+from narrowgauge_contract.outcome import OUTCOME_FILE, Outcome, Status, load_outcome
 from narrowgauge_contract.record import RECORD_FILE, Record, load_record, write_record
 
-__all__ = ["LATEST", "Entry", "RunFolder", "RunState", "Store", "read_entry"]
+__all__ = [
+    "LATEST",
+    "STATUS_WORDS",
+    "Entry",
+    "RunFolder",
+    "RunState",
+    "Store",
+    "read_entry",
+    "status_word",
+]
 
 JOB_FILE = "job.json"
 HANDLE_FILE = "handle.json"
@@ -44,6 +53,10 @@ class RunState(enum.Enum):
     #: No record yet: still running, or its launcher is gone and `attach` will compose the record.
     OPEN = "open"
     DAMAGED = "damaged"
+
+
+#: What `status_word` says of a run.
+STATUS_WORDS = (*(status.value for status in Status), RunState.OPEN.value, RunState.DAMAGED.value)
 
 
 @dataclass(frozen=True)
@@ -242,6 +255,11 @@ def read_entry(folder: RunFolder) -> Entry:
     except OSError as error:
         unreadable = DamagedRecordError(f"{folder.path} cannot be read", why=str(error))
         return Entry(folder, RunState.DAMAGED, problem=unreadable)
+
+
+def status_word(entry: Entry) -> str:
+    """How a run stands, in one of STATUS_WORDS."""
+    return entry.record.status.value if entry.record is not None else entry.state.value
 
 
 def _job_or_none(folder: RunFolder) -> Job | None:

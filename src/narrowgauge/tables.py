@@ -32,7 +32,7 @@ def write_tables(record: Record, folder: Path) -> list[Path]:
 
 
 def rows_table(record: Record) -> Table:
-    """A line per row: what it was, whether it counts, and one figure per metric (units in the head)."""
+    """A line per row: what it was, whether it counts, and one figure per metric."""
     parameters = list(dict.fromkeys(name for row in record.rows for name in row.parameters))
     metrics = metric_names(record)
     head = ["row", "repeat", "seed", *parameters, "status", "valid", "reasons", "seconds"]
@@ -77,7 +77,7 @@ def summary_table(record: Record) -> Table:
 
 
 def markdown_table(record: Record, metrics: Sequence[str] = ()) -> str:
-    """A line per configuration, a column per metric: median over the valid repeats, least to most."""
+    """A line per configuration, a column per metric: median of the valid repeats, their range."""
     chosen = [n for n in (metrics or _headline(record)) if n in metric_names(record)]
     found = statistics.configurations(record.rows)
     names = statistics.varying(found)

@@ -1,7 +1,7 @@
 """The targets: what `docker/targets.toml` says, parsed once and checked.
 
 Frozen dataclasses with an own strict parse, not pydantic: importing pydantic and building these
-models takes about 75 ms, a quarter of what `narrowgauge plan` may take in all; this takes 2.
+models takes about 75 ms, a quarter of what `narrowgauge plan` may take in all; this takes 5.
 """
 
 from __future__ import annotations

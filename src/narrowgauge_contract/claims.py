@@ -1,4 +1,4 @@
-"""`claims.toml`: what a paper claims, as data that can be judged. Schema and check; judging is the host's.
+"""`claims.toml`: what a paper claims, as data that can be judged. The judging is the host's.
 
 A claim's metric is a small closed language, never evaluated as code:
 `value`, `ratio`, `geomean` and `order` over selections `name{parameter=value, …}`.
@@ -80,7 +80,7 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """What a target should give. `minimum` and `maximum` bound; `tolerance` is relative to `figure`."""
+    """What a target should give: bounds, or a figure with a relative `tolerance`."""
 
     figure: Optional[float] = None
     tolerance: Optional[float] = None
@@ -90,8 +90,10 @@ class Expectation:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """One claim. `expected` maps a target (or `any`) to its expectation; `minutes` and `disk_gb` are
-    what checking it costs."""
+    """One claim. `expected` maps a target (or `any`) to its expectation.
+
+    `minutes` and `disk_gb` are what checking it costs.
+    """
 
     id: str
     text: str
@@ -118,9 +120,12 @@ def parse_claims(
 ) -> Tuple[Claim, ...]:
     """Check a parsed claims.toml: closed keys, known parameters and values, arity, expectations."""
     _only(document, ("claim",), where)
+    bodies = document.get("claim", [])
+    if not isinstance(bodies, list):
+        raise ClaimsError(f"{where}: [[claim]] should be a list of tables")
     claims = []
     seen = set()
-    for number, body in enumerate(document.get("claim", ()), start=1):
+    for number, body in enumerate(bodies, start=1):
         place = f"{where} claim {number}"
         claim = _parse_claim(body, spec, place)
         if claim.id in seen:
@@ -137,10 +142,13 @@ def _parse_claim(body: Mapping[str, Any], spec: ExperimentSpec, where: str) -> C
     for key in required:
         if key not in body:
             raise ClaimsError(f"{where} lacks '{key}'")
+    texts = {key: _text(body, key, where) for key in ("id", "text", "paper")}
     metric = body["metric"]
     _only(metric, ("operator", "of", "statistic"), f"{where} metric")
+    if not isinstance(metric.get("of"), list) or not all(isinstance(t, str) for t in metric["of"]):
+        raise ClaimsError(f"{where}: metric 'of' should be a list of selections")
     operator = _member(MetricOperator, metric.get("operator"), f"{where} metric.operator")
-    selections = tuple(_parse_selection(text, spec, where) for text in metric.get("of", ()))
+    selections = tuple(_parse_selection(text, spec, where) for text in metric["of"])
     least, most = _ARITY[operator]
     if not least <= len(selections) <= most:
         raise ClaimsError(f"{where}: '{operator.value}' takes {least} to {most} selections")
@@ -152,19 +160,19 @@ def _parse_claim(body: Mapping[str, Any], spec: ExperimentSpec, where: str) -> C
         raise ClaimsError(f"{where}: profile is one of {', '.join(spec.profiles)}")
     kind = _member(ClaimKind, body["kind"], f"{where} kind")
     return Claim(
-        id=body["id"],
-        text=body["text"],
-        paper=body["paper"],
+        id=texts["id"],
+        text=texts["text"],
+        paper=texts["paper"],
         kind=kind,
         operator=operator,
         selections=selections,
         statistic=statistic,
         expected=_parse_expected(body["expected"], kind, where),
-        minimum_repeats=int(body.get("minimum_repeats", 3)),
+        minimum_repeats=_whole(body.get("minimum_repeats", 3), "minimum_repeats", where),
         profile=profile,
-        minutes=float(body["minutes"]),
-        disk_gb=float(body["disk_gb"]),
-        measured_on=body.get("measured_on", ""),
+        minutes=_number(body["minutes"], "minutes", where),
+        disk_gb=_number(body["disk_gb"], "disk_gb", where),
+        measured_on=str(body.get("measured_on", "")),
     )
 
 
@@ -184,13 +192,15 @@ def _parse_selection(text: str, spec: ExperimentSpec, where: str) -> Selection:
 def _parse_expected(
     tables: Mapping[str, Any], kind: ClaimKind, where: str
 ) -> Dict[str, Expectation]:
+    if not isinstance(tables, Mapping):
+        raise ClaimsError(f"{where}: 'expected' should be a table")
     if not tables:
         raise ClaimsError(f"{where}: 'expected' names no target; use 'any' for all")
     expected = {}
     for target, body in tables.items():
         place = f"{where} expected.{target}"
         _only(body, ("figure", "tolerance", "minimum", "maximum"), place)
-        numbers = {key: float(value) for key, value in body.items()}
+        numbers = {key: _number(value, key, place) for key, value in body.items()}
         expectation = Expectation(**numbers)
         if kind in (ClaimKind.VALUE, ClaimKind.RATIO) and (
             expectation.figure is None or expectation.tolerance is None
@@ -200,6 +210,25 @@ def _parse_expected(
             raise ClaimsError(f"{place}: a bound needs 'minimum' or 'maximum'")
         expected[target] = expectation
     return expected
+
+
+def _text(body: Mapping[str, Any], key: str, where: str) -> str:
+    value = body[key]
+    if not isinstance(value, str) or not value:
+        raise ClaimsError(f"{where}: '{key}' should be text")
+    return value
+
+
+def _number(value: Any, key: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ClaimsError(f"{where}: '{key}' should be a number, not {value!r}")
+    return float(value)
+
+
+def _whole(value: Any, key: str, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ClaimsError(f"{where}: '{key}' should be a whole number from 1, not {value!r}")
+    return value
 
 
 def _member(kind: Any, value: Any, where: str) -> Any:

@@ -110,7 +110,10 @@ def _decode_scalar(hint: Any, data: Any, where: str) -> Any:
         if isinstance(data, str) and data in _NON_FINITE:
             return _NON_FINITE[data]
         _expect(isinstance(data, (int, float)) and not isinstance(data, bool), where, "float", data)
-        return float(data)
+        try:
+            return float(data)
+        except OverflowError:
+            raise _wrong(where, "float", data) from None
     if hint is int:
         _expect(isinstance(data, int) and not isinstance(data, bool), where, "int", data)
         return data
@@ -168,7 +171,7 @@ def read_json(path: Path) -> Any:
         raise DamagedRecordError(
             f"{path} is truncated or not JSON",
             why=f"{error.msg} at line {error.lineno}, column {error.colno}; {len(text)} characters",
-            next_step="the events beside it may still hold the run: narrowgauge attach RUN rebuilds the record",
+            next_step="the events beside it may still hold the run: narrowgauge attach RUN",
         ) from error
 
 

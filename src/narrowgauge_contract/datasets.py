@@ -121,7 +121,7 @@ _MNIST = DataSet(
         ),
     ),
     licence="LeCun and Cortes; usually given as CC BY-SA 3.0",
-    citation="LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition, 1998",
+    citation="LeCun et al.: Gradient-based learning applied to document recognition, 1998",
 )
 
 _FASHION = DataSet(
@@ -138,7 +138,7 @@ _FASHION = DataSet(
         "sneaker",
         "bag",
         "ankle boot",
-    ),  # fmt: skip
+    ),
     mean=(0.2860,),
     std=(0.3530,),
     files=_files(
@@ -183,7 +183,7 @@ _CIFAR10 = DataSet(
         "horse",
         "ship",
         "truck",
-    ),  # fmt: skip
+    ),
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
     files=_files(

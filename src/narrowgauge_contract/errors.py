@@ -1,7 +1,7 @@
 """Every fatal error of Narrowgauge: a class, an exit code, and a next step.
 
 The base class and the exit codes live in the contract because the launcher and the lab share them:
-a container's exit status is the lab's exit code, and the launcher turns it back into the same class.
+a container's exit status is the lab's exit code, and the launcher turns it back into an error.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class EventTail:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the file ends in the middle of a line (the writer was killed, or still writes)."""
+        """Whether the file ends in the middle of a line: its writer was killed, or still writes."""
         return bool(self._rest)
 
     def _split(self, chunk: bytes) -> Iterator[Event]:

@@ -1,6 +1,6 @@
 """A Job: one run, fully decided. After it, nobody reads TOML.
 
-`resolve` is pure: the same spec, overrides and run id give the same Job, on the host and in the lab.
+`resolve` is pure: the same spec, overrides and run id give the same Job, on host and in lab.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 #: 1: first.
 JOB_FORMAT = 1
 
-#: A value of the parameter that `[data] parameter` names, which asks for made-up data, by name only.
+#: A value of the parameter that `[data] parameter` names: it asks for made-up data.
 SYNTHETIC = "synthetic"
 
 
@@ -76,7 +76,7 @@ def new_run_id(experiment: str, now: Optional[float] = None) -> str:
 def parse_overrides(spec: ExperimentSpec, words: Sequence[str]) -> Dict[str, Tuple[Scalar, ...]]:
     """Turn `name=value[,value…]` words into checked values.
 
-    Raises UnknownNameError, BadValueError, or UsageError for a word without '=' or a name given twice.
+    Raises UnknownNameError, BadValueError, or UsageError (no '=', or a name given twice).
     """
     overrides: Dict[str, Tuple[Scalar, ...]] = {}
     for word in words:
@@ -130,7 +130,7 @@ def resolve(
         raise UsageError(
             f"these parameters make {len(jobs)} runs, not one",
             why='a comma list on a parameter with axis = "run" makes one run per value',
-            next_step="give one value, or use `narrowgauge run`, which starts them one after another",
+            next_step="give one value, or use `narrowgauge run`, which starts them in turn",
         )
     return jobs[0]
 

@@ -112,7 +112,10 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class InsideFacts:
-    """What the lab saw from inside the container or environment. None: not there."""
+    """What the lab saw from inside the container or environment. None: not there.
+
+    `environment` holds the variables that change speed or arithmetic, where they were set.
+    """
 
     python: str
     platform: str
@@ -126,6 +129,7 @@ class InsideFacts:
     cpu_count: Optional[int] = None
     threads: Optional[int] = None
     packages: Dict[str, str] = dataclasses.field(default_factory=dict)
+    environment: Dict[str, str] = dataclasses.field(default_factory=dict)
     measurement: int = 1
 
 

@@ -179,7 +179,7 @@ def compose(
     *,
     events_damaged: int = 0,
 ) -> Record:
-    """Put a run together. Without an outcome the rows come from the events, which are only then read.
+    """Put a run together. Only without an outcome are the events read, for the rows.
 
     The host's word on how it ended wins where the lab left none.
     """
@@ -257,7 +257,7 @@ def parse_record(data: Any, where: str) -> Record:
         raise DamagedRecordError(f"{where} is not a record: it has no 'format'")
     if data["format"] != RECORD_FORMAT:
         raise DamagedRecordError(
-            f"{where} has record format {data['format']!r}, this program reads up to {RECORD_FORMAT}",
+            f"{where} has record format {data['format']!r}, this reads up to {RECORD_FORMAT}",
             next_step="a newer Narrowgauge wrote it: update",
         )
     return decode(Record, data, where)

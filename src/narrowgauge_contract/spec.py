@@ -85,7 +85,7 @@ class Parameter:
         return self.check(text)
 
     def check(self, value: Any) -> Scalar:
-        """Check a value that already has a type (from TOML); returns it, as float where declared."""
+        """Check a value that has a type already (from TOML); gives it, as float where declared."""
         kinds = {"int": int, "float": (int, float), "bool": bool, "str": str, "choice": str}
         wrong_bool = isinstance(value, bool) and self.type != "bool"
         if wrong_bool or not isinstance(value, kinds[self.type]):  # type: ignore[arg-type]
@@ -218,12 +218,12 @@ def parse_spec(document: Mapping[str, Any], where: str = "experiment.toml") -> E
         summary=head["summary"],
         parameters=parameters,
         profiles=_parse_profiles(_table(document, "profiles", where), parameters, where),
-        data_sets=tuple(data.get("sets", ())),
+        data_sets=_names(data, "sets", f"{where} [data]"),
         data_parameter=data_parameter,
         requires_torch=str(requires.get("torch", ">=1.8")),
         requires_accelerator=bool(requires.get("accelerator", False)),
-        headline=tuple(head.get("headline", ())),
-        drawings=tuple(_parse_drawing(d, f"{where} [[draw]]") for d in document.get("draw", ())),
+        headline=_names(head, "headline", f"{where} [experiment]"),
+        drawings=_parse_drawings(document.get("draw", []), f"{where} [[draw]]"),
         source=dict(document),
     )
 
@@ -274,7 +274,7 @@ def _parse_profiles(
                 values[key] = tuple(parameters[key].check(value) for value in listed)
         profiles[name] = Profile(
             name=name,
-            repeats=int(body.get("repeats", REPEATS[name])),
+            repeats=_repeats(body.get("repeats", REPEATS[name]), place),
             values=values,
             minutes=body.get("minutes"),
             disk_gb=body.get("disk_gb"),
@@ -283,13 +283,27 @@ def _parse_profiles(
     return profiles
 
 
+def _repeats(value: Any, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ExperimentFileError(
+            f"{where}: repeats should be a whole number from 1, not {value!r}"
+        )
+    return value
+
+
+def _parse_drawings(tables: Any, where: str) -> Tuple[Drawing, ...]:
+    if not isinstance(tables, list) or not all(isinstance(body, dict) for body in tables):
+        raise ExperimentFileError(f"{where} should be a list of tables")
+    return tuple(_parse_drawing(body, where) for body in tables)
+
+
 def _parse_drawing(body: Mapping[str, Any], where: str) -> Drawing:
     _only(body, ("name", "kind", "title", "metrics", "side_file", "x", "y"), where)
     for key in ("name", "kind", "title"):
         _text(body, key, where)
     if body["kind"] not in _DRAWING_KINDS:
         raise ExperimentFileError(f"{where}: kind is one of {', '.join(_DRAWING_KINDS)}")
-    return Drawing(**{**body, "metrics": tuple(body.get("metrics", ()))})
+    return Drawing(**{**body, "metrics": _names(body, "metrics", where)})
 
 
 def _table(
@@ -307,6 +321,14 @@ def _table(
 def _text(body: Mapping[str, Any], key: str, where: str) -> None:
     if not isinstance(body.get(key), str) or not body[key]:
         raise ExperimentFileError(f"{where} lacks the text '{key}'")
+
+
+def _names(body: Mapping[str, Any], key: str, where: str) -> Tuple[str, ...]:
+    """A list of words; a lone word would otherwise become a list of its letters."""
+    listed = body.get(key, [])
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(word, str) for word in listed):
+        raise ExperimentFileError(f"{where}: '{key}' should be a list of names")
+    return tuple(listed)
 
 
 def _only(body: Mapping[str, Any], known: Tuple[str, ...], where: str) -> None:

@@ -66,7 +66,8 @@ def crop_and_flip(
     columns = left[:, None] + torch.where(flip[:, None], width - 1 - across, across)
     source = rows[:, :, None] * (width + 2 * padding) + columns[:, None, :]
     index = source.view(batch, 1, height * width).expand(batch, channels, height * width)
-    return padded.view(batch, channels, -1).gather(2, index).view(images.shape)
+    flat = padded.view(batch, channels, (height + 2 * padding) * (width + 2 * padding))
+    return flat.gather(2, index).view(images.shape)
 
 
 def normalise(images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from narrowgauge_contract.errors import DamagedRecordError, UsageError
 from narrowgauge_lab import torch_compat
@@ -26,6 +27,7 @@ __all__ = [
     "DamagedCheckpointError",
     "random_state",
     "set_random_state",
+    "write_weights",
 ]
 
 _MAGIC = "narrowgauge-checkpoint 1"
@@ -93,6 +95,12 @@ class Checkpoints:
             return []
         matches = ((_NAME.match(path.name), path) for path in self.folder.iterdir())
         return sorted((int(match.group(1)), path) for match, path in matches if match)
+
+
+def write_weights(path: Path, model: nn.Module) -> None:
+    """Write the model's state dict, on the CPU, each tensor with memory of its own."""
+    state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    torch.save(state, str(path))
 
 
 def _seal(payload: bytes) -> bytes:

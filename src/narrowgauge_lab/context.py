@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
-from narrowgauge_contract.errors import UsageError
+from narrowgauge_contract.errors import ExperimentFileError, UsageError
 from narrowgauge_contract.events import EventKind, EventLog
 from narrowgauge_contract.hashing import sha256_file
-from narrowgauge_contract.job import RowPlan
+from narrowgauge_contract.job import SYNTHETIC, RowPlan
 from narrowgauge_lab.checkpoint import Checkpoints
 from narrowgauge_lab.data import FlatData, open_data, synthetic_data
 
 __all__ = ["RowContext"]
 
+#: One made-up set for all rows and repeats of a run, as a real set would be.
+_SYNTHETIC_SEED = 0
+
 
 class RowContext:
-    """One row. Everything it records is an event; nothing is kept until the end.
+    """One row. Everything it records is an event at once; nothing is kept until the end.
 
-    `device` is where the row runs; `seed` is the run's seed plus the repeat.
+    `parameters` has every declared parameter; `seed` is the run's seed plus the repeat; `device` is
+    where the row runs; `checkpoints` belong to this row. Every method that records raises OSError
+    where the disk is full, and TypeError for a value that JSON does not have.
     """
 
     def __init__(
@@ -32,8 +37,12 @@ class RowContext:
         device: torch.device,
         profile: str,
         data_root: Optional[Path] = None,
+        data_sets: Optional[Sequence[str]] = None,
+        synthetic: bool = True,
         resume: bool = False,
     ) -> None:
+        """`data_sets`: what the row may read (None: any); `synthetic`: whether made-up data was
+        asked for."""
         self.parameters: Mapping[str, Any] = dict(plan.parameters)
         self.seed = plan.seed
         self.repeat = plan.repeat
@@ -45,17 +54,45 @@ class RowContext:
         self._index = plan.index
         self._log = log
         self._data_root = data_root
+        self._data_sets = data_sets
+        self._synthetic = synthetic
+        self._metrics: Dict[str, Tuple[str, str]] = {}
         self._side_files: List[Path] = []
 
     def data(self, name: str) -> FlatData:
-        """A declared data set, memory-mapped. Raises DataUnavailableError, DataCorruptError."""
+        """A declared data set, memory-mapped.
+
+        Raises DataUnavailableError, DataCorruptError, and ExperimentFileError for a set that the
+        experiment does not declare: nobody would have fetched, mounted or checked it.
+        """
+        if name == SYNTHETIC:
+            raise UsageError(
+                "made-up data has no shape of its own",
+                next_step="the experiment gives it one: ctx.synthetic(channels=…, size=…, …)",
+            )
+        if self._data_sets is not None and name not in self._data_sets:
+            raise ExperimentFileError(
+                f"the experiment reads the data set '{name}', which it does not declare",
+                why=f"this run may read: {', '.join(self._data_sets) or 'none'}",
+                next_step="name it in [data] sets of its experiment.toml",
+            )
         return open_data(name, self._data_root)
 
-    def synthetic(self, *, channels: int, size: int, classes: int, train: int, test: int) -> FlatData:
-        """Made-up data, the same for every row of the run; the row says so in its facts."""
+    def synthetic(
+        self, *, channels: int, size: int, classes: int, train: int, test: int
+    ) -> FlatData:
+        """Made-up data, the same for every row of the run; the row says so in its facts.
+
+        Raises UsageError where nobody asked for it: it never stands in for a real set unasked.
+        """
+        if not self._synthetic:
+            raise UsageError(
+                "the experiment made up data that nobody asked for",
+                next_step="its data parameter takes 'synthetic', and the record then says so",
+            )
         self.fact("synthetic", True)
         return synthetic_data(
-            0, channels=channels, size=size, classes=classes, train=train, test=test
+            _SYNTHETIC_SEED, channels=channels, size=size, classes=classes, train=train, test=test
         )
 
     def metric(
@@ -68,15 +105,23 @@ class RowContext:
         index: str = "",
         conditions: Optional[Dict[str, Any]] = None,
     ) -> None:
-        """Append raw samples to a metric of this row. NaN and infinity are kept as they are."""
-        listed = [float(v) for v in values] if isinstance(values, (list, tuple)) else None
+        """Append raw samples to a metric of this row: a number, or any sequence, array or tensor.
+
+        `unit` and `source` must be the same at every call for one name. NaN and infinity are kept.
+        """
+        first = self._metrics.setdefault(name, (unit, source))
+        if first != (unit, source):
+            raise UsageError(
+                f"metric '{name}' changes its unit or source within one row",
+                why=f"{first[0]} from {first[1]}, then {unit} from {source}",
+            )
         self._log.emit(
             EventKind.METRIC,
             self._index,
             name=name,
             unit=unit,
             source=source,
-            values=listed if listed is not None else [float(values)],  # type: ignore[arg-type]
+            values=_samples(values),
             index=index,
             conditions=conditions or {},
         )
@@ -100,25 +145,48 @@ class RowContext:
         self._log.emit(EventKind.LOG, self._index, text=text)
 
     def side_file(self, name: str) -> Path:
-        """Where to write a file that belongs to the row; it is hashed when the row ends."""
+        """Where to write a file that belongs to the row; it is recorded when the row ends, however
+        it ends. `name` may have folders in it."""
         path = self.folder / name
-        if self.folder.resolve() not in path.resolve().parents:
-            raise UsageError(f"side file '{name}' is outside the row's folder")
+        self._require_inside(path, self.folder)
         path.parent.mkdir(parents=True, exist_ok=True)
         if path not in self._side_files:
             self._side_files.append(path)
         return path
 
-    def finish(self) -> None:
-        """Record the side files. The supervisor calls it after `run`.
+    def add_side_file(self, path: Path) -> None:
+        """Record a finished file, anywhere below the run's `out`, now."""
+        self._require_inside(path, self.out)
+        name = path.resolve().relative_to(self.out.resolve()).as_posix()
+        size = path.stat().st_size
+        self._log.emit(
+            EventKind.SIDE_FILE, self._index, path=name, sha256=sha256_file(path), bytes=size
+        )
 
-        Raises UsageError where a side file was announced and never written.
+    def finish(self, *, complete: bool = True) -> None:
+        """Record the side files. Whoever made the context calls it once, after `run`.
+
+        Raises UsageError where a side file was announced and never written, unless the row is not
+        `complete` anyway.
         """
+        missing = [path.name for path in self._side_files if not path.is_file()]
         for path in self._side_files:
-            name = path.relative_to(self.out).as_posix()
-            if not path.is_file():
-                raise UsageError(f"the side file {name} was announced and never written")
-            size = path.stat().st_size
-            self._log.emit(
-                EventKind.SIDE_FILE, self._index, path=name, sha256=sha256_file(path), bytes=size
-            )
+            if path.is_file():
+                self.add_side_file(path)
+        self._side_files = []
+        if missing and complete:
+            raise UsageError(f"side files were announced and never written: {', '.join(missing)}")
+
+    @staticmethod
+    def _require_inside(path: Path, folder: Path) -> None:
+        if folder.resolve() not in path.resolve().parents:
+            raise UsageError(f"the side file {path} is not inside {folder}")
+
+
+def _samples(values: Any) -> List[float]:
+    """Arrays and tensors have `tolist`, which gives a bare number where they have no dimension."""
+    listed = values.tolist() if hasattr(values, "tolist") else values
+    try:
+        return [float(value) for value in listed]
+    except TypeError:
+        return [float(listed)]

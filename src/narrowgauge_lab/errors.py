@@ -1,11 +1,11 @@
-"""The lab's own fatal errors."""
+"""The lab's own fatal errors, and what any other exception means for a run."""
 
 from __future__ import annotations
 
 import errno
 import traceback
 from pathlib import Path
-from typing import Optional, Tuple
+from typing import Iterator, Optional, Tuple
 
 from narrowgauge_contract.errors import ExitCode, NarrowgaugeError
 from narrowgauge_contract.outcome import ErrorInfo
@@ -16,12 +16,25 @@ __all__ = [
     "DataUnavailableError",
     "DiskFullError",
     "OutOfMemoryError",
+    "ResultsUnwritableError",
+    "RowCrashedError",
+    "TorchMissingError",
     "describe",
     "disk_full",
     "is_disk_full",
+    "known_error",
 ]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+#: How torch says it before it had a class for it, on the CPU, and inside its libraries.
+_OUT_OF_MEMORY_TEXTS = (
+    "out of memory",
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+_TRACE_CHARACTERS = 8000
 
 
 class DataUnavailableError(NarrowgaugeError):
@@ -42,10 +55,22 @@ class DiskFullError(NarrowgaugeError):
     exit_code = ExitCode.DISK_FULL
 
 
+class ResultsUnwritableError(NarrowgaugeError):
+    """The output folder cannot be written."""
+
+    exit_code = ExitCode.RESULTS_UNWRITABLE
+
+
 class BusyError(NarrowgaugeError):
     """Another process is writing to the same folder."""
 
     exit_code = ExitCode.BUSY
+
+
+class TorchMissingError(NarrowgaugeError):
+    """This Python has no torch, or a broken one."""
+
+    exit_code = ExitCode.TOOLCHAIN_MISSING
 
 
 class OutOfMemoryError(NarrowgaugeError):
@@ -54,14 +79,15 @@ class OutOfMemoryError(NarrowgaugeError):
     exit_code = ExitCode.OUT_OF_MEMORY
 
 
+class RowCrashedError(NarrowgaugeError):
+    """The process of a row ended without saying how its row went."""
+
+    exit_code = ExitCode.RUN_FAILED
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Whether an error, or one that caused it, says that the disk (or a quota) is full."""
-    seen = error  # type: Optional[BaseException]
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in _FULL:
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    return any(isinstance(e, OSError) and e.errno in _FULL for e in _chain(error))
 
 
 def disk_full(out: Path) -> DiskFullError:
@@ -69,48 +95,83 @@ def disk_full(out: Path) -> DiskFullError:
     return DiskFullError(
         f"no room left in {out}",
         why="the file system, or the user's quota on it, is full",
-        next_step=(
-            "free some space; the events so far are kept, and --resume goes on from the last "
-            "checkpoint"
-        ),
+        next_step="free some space there, then give the same command with --resume: complete rows "
+        "are kept, and a row goes on from its last checkpoint",
     )
 
 
-def describe(error: BaseException, out: Path) -> Tuple[ErrorInfo, ExitCode]:
-    """An exception of a row as data, and the exit code it stands for."""
-    known = _known(error, out)
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    info = ErrorInfo(
-        kind=type(known).__name__ if known else type(error).__name__,
-        what=known.what if known else (str(error) or type(error).__name__),
-        why=known.why if known else "the experiment raised it",
-        next_step=known.next_step if known else "",
-        trace=trace[-8000:],
-    )
-    return info, known.exit_code if known else ExitCode.RUN_FAILED
+def known_error(error: BaseException, out: Path) -> Optional[NarrowgaugeError]:
+    """The fatal error that an exception stands for; None for one that says nothing to us.
 
-
-def _known(error: BaseException, out: Path) -> Optional[NarrowgaugeError]:
+    `out` is where the run writes, for the message.
+    """
     if isinstance(error, NarrowgaugeError):
         return error
     if is_disk_full(error):
         return disk_full(out)
-    if _is_out_of_memory(error):
+    if any(_is_out_of_memory(e) for e in _chain(error)):
         return OutOfMemoryError(
             "the row ran out of memory",
-            why=str(error).splitlines()[0] if str(error) else "MemoryError",
-            next_step="a smaller -p batch_size needs less",
+            why=(str(error).splitlines() or [type(error).__name__])[0],
+            next_step="use less: a smaller batch or a smaller model; or give it more",
         )
-    return None
+    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+        return ResultsUnwritableError(
+            f"cannot write {error.filename or out}",
+            why=error.strerror or str(error),
+            next_step="give an --out folder that this user may write",
+        )
+    return _foreign(error)
+
+
+def describe(
+    error: BaseException, out: Path, *, otherwise: ExitCode = ExitCode.RUN_FAILED
+) -> Tuple[ErrorInfo, ExitCode]:
+    """An exception as data, and the exit code it stands for (`otherwise` where nobody knows it)."""
+    known = known_error(error, out)
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    if known is None:
+        kind, what = type(error).__name__, str(error) or type(error).__name__
+        return ErrorInfo(kind, what, trace=trace[-_TRACE_CHARACTERS:]), otherwise
+    # A foreign error keeps its own class name: it is what its documentation calls it.
+    kind = type(error if type(known) is NarrowgaugeError else known).__name__
+    info = ErrorInfo(kind, known.what, known.why, known.next_step, trace[-_TRACE_CHARACTERS:])
+    return info, known.exit_code
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what caused it."""
+    seen = set()
+    current: Optional[BaseException] = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        hidden = current.__suppress_context__
+        current = current.__cause__ or (None if hidden else current.__context__)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
-    # torch.cuda.OutOfMemoryError came with 1.13 and moved since; before, only the text tells.
-    text = str(error)
-    by_name = type(error).__name__ == "OutOfMemoryError"
-    by_text = isinstance(error, RuntimeError) and (
-        "out of memory" in text or "can't allocate memory" in text
+    # The class came with torch 1.13 and has moved since; before, only the text tells.
+    if type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(
+        text in str(error) for text in _OUT_OF_MEMORY_TEXTS
     )
-    return by_name or by_text
+
+
+def _foreign(error: BaseException) -> Optional[NarrowgaugeError]:
+    """An error of the kernels package, which has our shape and cannot have our class."""
+    code = getattr(error, "exit_code", None)
+    if not all(isinstance(getattr(error, name, None), str) for name in ("what", "why")):
+        return None
+    if code not in {int(known) for known in ExitCode}:
+        return None
+    twin = NarrowgaugeError(
+        str(getattr(error, "what", "")),
+        why=str(getattr(error, "why", "")),
+        next_step=str(getattr(error, "next_step", "")),
+    )
+    twin.exit_code = ExitCode(code)
+    return twin

@@ -8,12 +8,12 @@ import importlib.util
 import sys
 import types
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, List, Optional
 
 from narrowgauge_contract.errors import ExperimentFileError, UnknownNameError, UsageError
 from narrowgauge_contract.spec import ExperimentSpec, load_spec
 
-__all__ = ["find_experiments", "find_spec", "load_run", "package_name"]
+__all__ = ["find_experiments", "find_run", "find_spec", "load_run", "package_name"]
 
 _ROOT_PACKAGE = "narrowgauge_experiments"
 
@@ -28,7 +28,7 @@ def find_experiments(given: Optional[Path], start: Path) -> Path:
         candidates = [folder / "experiments" for folder in (start, *start.parents)]
         candidates += [Path(__file__).resolve().parents[2] / "experiments", Path("/experiments")]
     for folder in candidates:
-        if folder.is_dir():
+        if folder.is_dir() and (given or any(folder.glob("*/experiment.toml"))):
             return folder.resolve()
     raise UsageError(
         "there is no folder of experiments" + (f" at {given}" if given else ""),
@@ -38,11 +38,14 @@ def find_experiments(given: Optional[Path], start: Path) -> Path:
 
 def find_spec(experiments: Path, name: str) -> ExperimentSpec:
     """The declaration of an experiment. Raises UnknownNameError with the list of known ones."""
-    path = experiments / name / "experiment.toml"
-    known = sorted(found.parent.name for found in experiments.glob("*/experiment.toml"))
+    known = _known(experiments)
     if name not in known:
         raise UnknownNameError("experiment", name, known)
-    return load_spec(path)
+    return load_spec(experiments / name / "experiment.toml")
+
+
+def _known(experiments: Path) -> List[str]:
+    return sorted(found.parent.name for found in experiments.glob("*/experiment.toml"))
 
 
 def package_name(experiment: str) -> str:
@@ -50,14 +53,22 @@ def package_name(experiment: str) -> str:
     return f"{_ROOT_PACKAGE}.{experiment.replace('-', '_')}"
 
 
+def find_run(experiments: Path, experiment: str) -> Path:
+    """The experiment's run.py. Raises UnknownNameError; ExperimentFileError where it has none."""
+    folder = experiments / experiment
+    if not folder.is_dir():
+        raise UnknownNameError("experiment", experiment, _known(experiments))
+    if not (folder / "run.py").is_file():
+        raise ExperimentFileError(f"{folder} has no run.py")
+    return folder / "run.py"
+
+
 def load_run(experiments: Path, experiment: str) -> Callable[[Any], None]:
     """The function `run(ctx)` of an experiment's run.py; siblings import each other relatively.
 
-    Raises ExperimentFileError where run.py is missing or has no such function.
+    Raises UnknownNameError, ExperimentFileError, and what the experiment's own code raises.
     """
-    folder = experiments / experiment
-    if not (folder / "run.py").is_file():
-        raise ExperimentFileError(f"{folder} has no run.py")
+    folder = find_run(experiments, experiment).parent
     name = package_name(experiment)
     _package(_ROOT_PACKAGE, experiments)
     _package(name, folder)
@@ -81,7 +92,8 @@ def _package(name: str, folder: Path) -> None:
         spec = importlib.util.spec_from_file_location(
             name, init, submodule_search_locations=[str(folder)]
         )
-        assert spec is not None and spec.loader is not None
+        if spec is None or spec.loader is None:
+            raise ExperimentFileError(f"{init} cannot be loaded")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)

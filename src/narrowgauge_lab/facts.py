@@ -10,18 +10,48 @@ import json
 import os
 import platform
 import sys
+import traceback
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
+from narrowgauge_contract.errors import ExitCode, NarrowgaugeError
 from narrowgauge_contract.hashing import tree_hash
 from narrowgauge_contract.outcome import InsideFacts
+from narrowgauge_lab.errors import TorchMissingError
 
-__all__ = ["experiment_hash", "gather", "in_child", "source_hash"]
+__all__ = ["FactsError", "experiment_hash", "gather", "in_child", "require_torch", "source_hash"]
 
 #: Packages whose versions change results or what can run; absent ones are left out.
 _PACKAGES = ("numpy", "torchvision", "triton", "onnx", "onnxruntime", "tensorrt")
+#: What begins the names of the variables that change speed or arithmetic.
+_ENVIRONMENT = (
+    "CUBLAS_",
+    "CUDA_",
+    "CUDNN_",
+    "DNNL_",
+    "GOMP_",
+    "KMP_",
+    "LD_PRELOAD",
+    "MALLOC_",
+    "MKL_",
+    "NVIDIA_TF32_",
+    "OMP_",
+    "ONEDNN_",
+    "OPENBLAS_",
+    "PYTHONHASHSEED",
+    "PYTORCH_",
+    "TORCH_",
+)
+#: These hold paths or say what an image is made of, and change nothing by themselves.
+_NOT_ENVIRONMENT = ("CUDA_HOME", "CUDA_PATH", "CUDA_VERSION", "CUDNN_VERSION", "TORCH_HOME")
 _SOURCE = Path(__file__).resolve().parents[1]
+
+
+class FactsError(NarrowgaugeError):
+    """torch or the driver failed when asked what is here."""
+
+    exit_code = ExitCode.NOT_APPLICABLE
 
 
 def source_hash() -> str:
@@ -35,8 +65,25 @@ def experiment_hash(folder: Path) -> str:
     return tree_hash([folder])
 
 
-def gather() -> InsideFacts:
-    """Everything but the rows' own facts. Imports torch; touches CUDA only in a child."""
+def require_torch() -> None:
+    """Import torch and numpy, so that every row's process has them. Raises TorchMissingError."""
+    try:
+        import numpy  # noqa: F401
+        import torch  # noqa: F401
+    except (ImportError, OSError) as error:  # OSError: a shared library of torch is missing
+        raise TorchMissingError(
+            f"{sys.executable} cannot import {getattr(error, 'name', None) or 'torch'}",
+            why=str(error),
+            next_step="pip install torch numpy, or use the Python of an environment that has both",
+        ) from error
+
+
+def gather(env: Mapping[str, str]) -> InsideFacts:
+    """Everything but the rows' own facts. Imports torch; touches CUDA only in a child.
+
+    Raises TorchMissingError; FactsError where the driver or torch breaks on being asked.
+    """
+    require_torch()
     import torch
 
     from narrowgauge_lab.measure import MEASUREMENT_VERSION
@@ -55,6 +102,7 @@ def gather() -> InsideFacts:
         cpu_count=len(os.sched_getaffinity(0)),
         threads=device["threads"],
         packages=_versions(),
+        environment=_environment(env),
         measurement=MEASUREMENT_VERSION,
     )
 
@@ -75,34 +123,55 @@ def _device_facts() -> Dict[str, Any]:
 def in_child(question: Callable[[], Any]) -> Any:
     """The JSON-able answer of `question`, asked in a forked child so that its traces go with it.
 
-    RuntimeError where the child died.
+    Raises FactsError where the question raised, or its process died.
     """
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
-        status = 1
-        try:
-            os.close(reading)
-            with os.fdopen(writing, "w") as stream:
-                json.dump(question(), stream)
-            status = 0
-        finally:
-            os._exit(status)
+        os.close(reading)
+        _answer(question, writing)
     os.close(writing)
-    with os.fdopen(reading) as stream:
+    with os.fdopen(reading, encoding="utf-8") as stream:
         text = stream.read()
     _, status = os.waitpid(pid, 0)
-    if status != 0:
-        raise RuntimeError(f"{question.__name__} failed in its child process (status {status})")
-    return json.loads(text)
+    reply: Dict[str, Any] = json.loads(text) if text else {}
+    if "answer" not in reply:
+        raise FactsError(
+            "torch or the GPU driver failed when asked what is here",
+            why=reply.get("trace", f"the process that asked ended with wait status {status}"),
+            next_step="nvidia-smi says whether the driver works; CUDA_VISIBLE_DEVICES= hides it",
+        )
+    return reply["answer"]
+
+
+def _answer(question: Callable[[], Any], descriptor: int) -> None:
+    """The child's whole life; never returns."""
+    try:
+        try:
+            reply = {"answer": question()}
+        except Exception:
+            reply = {"trace": traceback.format_exc()}
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            json.dump(reply, stream)
+    finally:
+        os._exit(0)
 
 
 def _kernels_build() -> Optional[str]:
+    """None where no kernels are built for this torch: an experiment that needs them says so."""
     import narrowgauge_kernels
 
     return narrowgauge_kernels.build_hash() if narrowgauge_kernels.is_built() else None
+
+
+def _environment(env: Mapping[str, str]) -> Dict[str, str]:
+    return {
+        name: env[name]
+        for name in sorted(env)
+        if name.startswith(_ENVIRONMENT) and name not in _NOT_ENVIRONMENT
+    }
 
 
 def _versions() -> Dict[str, str]:

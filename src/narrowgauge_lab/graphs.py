@@ -5,7 +5,7 @@ At batch 128 the kernels of a small ResNet take less time than the host needs to
 
 from __future__ import annotations
 
-from typing import Callable, Optional
+from typing import Callable, Optional, Union
 
 import torch
 
@@ -27,7 +27,7 @@ class CaptureError(NarrowgaugeError):
 
 
 class EagerStep:
-    """The step as it is."""
+    """The step as it is. `description` is what the row records as `graphs_ran`."""
 
     description = "off"
 
@@ -84,7 +84,7 @@ class GraphedStep:
             with torch.cuda.graph(graph, stream=self._stream):
                 self._step(self._indices)
         except RuntimeError as error:
-            if "out of memory" in str(error):
+            if "out of memory" in str(error):  # not the capture's fault; it has its own exit code
                 raise
             raise CaptureError(
                 "the training step could not be captured in a CUDA graph",
@@ -94,7 +94,9 @@ class GraphedStep:
         return graph
 
 
-def make_step(graphs: str, step: Step, batch: int, device: torch.device) -> Step:
+def make_step(
+    graphs: str, step: Step, batch: int, device: torch.device
+) -> Union[EagerStep, GraphedStep]:
     """The step as `graphs` asks: `auto` captures where the device and torch can. BadValueError."""
     if graphs not in GRAPHS:
         raise BadValueError(f"graphs '{graphs}' is not one of {', '.join(GRAPHS)}")

@@ -1,106 +1,160 @@
-"""One row in a child process: forked from a parent that imported torch and never touched CUDA."""
+"""One row in a process of its own: forked from a parent that imported torch and nothing more."""
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import random
 import signal
-import sys
 import time
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Optional
+from types import FrameType
+from typing import IO, Any, Callable, Dict, Optional
 
-from narrowgauge_contract.codec import encode
+import numpy as np
+import torch
+
 from narrowgauge_contract.errors import ExitCode
 from narrowgauge_contract.events import EventKind, EventLog
 from narrowgauge_contract.job import Job, RowPlan
-from narrowgauge_contract.outcome import Status
-from narrowgauge_lab.errors import describe, is_disk_full
+from narrowgauge_contract.outcome import ErrorInfo, Status, encode_error
+from narrowgauge_lab.console import complain, flush
+from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.errors import describe
+from narrowgauge_lab.folder import last_words
 
-__all__ = ["run_row"]
+__all__ = ["RowFunction", "Setting", "live_as_row"]
 
 _PR_SET_PDEATHSIG = 1
 
+RowFunction = Callable[[Any], None]
 
-def run_row(
-    job: Job,
-    plan: RowPlan,
-    log: EventLog,
-    out: Path,
-    run: Callable[[Any], None],
-    *,
-    device: str,
-    data_root: Optional[Path],
-    resume: bool,
-    parent: int,
-) -> int:
-    """Measure one row to its end, in this process; the exit code for it.
 
-    Everything that the row has to say is in the events when this returns, its error included.
+@dataclass(frozen=True)
+class Setting:
+    """Where rows happen. `load` gives the experiment's function; it is called in the row's process,
+    since code of an experiment in the parent could touch a device there."""
+
+    out: Path
+    data_root: Optional[Path]
+    load: Callable[[], RowFunction]
+    device: str = "cpu"
+    resume: bool = False
+
+
+class _Stopped(BaseException):
+    """SIGTERM, as an exception, so that what the row has until then is recorded."""
+
+
+def live_as_row(
+    job: Job, plan: RowPlan, log: EventLog, setting: Setting, parent: int, crash: IO[bytes]
+) -> None:
+    """Measure one row and end this process with the row's exit code. Never returns.
+
+    What the row has to say is in the events by then, its error included. If native code kills the
+    process, the Python lines that led there go to `crash`, for the parent to read.
     """
-    _die_with(parent)
-    started = time.monotonic()
-    error_info, code = None, ExitCode.OK
+    code = int(ExitCode.INTERNAL)
     try:
-        log.emit(
-            EventKind.ROW_START,
-            plan.index,
-            repeat=plan.repeat,
-            seed=plan.seed,
-            parameters=plan.parameters,
-        )
-        _measure(job, plan, log, out, run, device, data_root, resume)
+        # A terminal's Ctrl-C reaches every process of the group; the parent decides, by SIGTERM.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, _stop)
+        _die_with(parent)
+        faulthandler.enable(crash)
+        code = _run_row(job, plan, log, setting)
+    except BaseException:
+        complain(traceback.format_exc())
+    finally:
+        flush()
+        # Not sys.exit: the parent's exit handlers and open blocks are not this process's.
+        os._exit(code)
+
+
+def _run_row(job: Job, plan: RowPlan, log: EventLog, setting: Setting) -> int:
+    started = time.monotonic()
+    status, code = Status.COMPLETE, ExitCode.OK
+    error_info: Optional[ErrorInfo] = None
+    context: Optional[RowContext] = None
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+        context = _measure(job, plan, log, setting)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    except _Stopped:
+        status, code = Status.INTERRUPTED, ExitCode.INTERRUPTED
     except BaseException as error:
         # BaseException: an experiment that calls sys.exit() must not end as a success.
-        error_info, code = describe(error, out)
-        print(f"row {plan.index}: {error_info.kind}: {error_info.what}", file=sys.stderr)
-    status = Status.COMPLETE if code is ExitCode.OK else Status.FAILED
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        status = Status.FAILED
+        error_info, code = describe(error, setting.out)
+        complain(f"row {plan.index}: {error_info.kind}: {error_info.what}")
+    end = {
+        "status": status.value,
+        "seconds": time.monotonic() - started,
+        "error": encode_error(error_info),
+    }
     try:
-        log.emit(
-            EventKind.ROW_END,
-            plan.index,
-            status=status.value,
-            seconds=time.monotonic() - started,
-            error=encode(error_info),
-        )
+        last_words(setting.out, lambda: log.emit(EventKind.ROW_END, plan.index, **end))
     except OSError as error:
-        if not is_disk_full(error):
-            raise
-        return int(ExitCode.DISK_FULL)
+        complain(f"row {plan.index}: its end could not be recorded: {error}")
+        return int(describe(error, setting.out)[1])
+    if context is not None and status is Status.COMPLETE:
+        context.checkpoints.clear()  # only now: until its end is recorded, the row may be resumed
     return int(code)
 
 
-def _measure(
-    job: Job,
-    plan: RowPlan,
-    log: EventLog,
-    out: Path,
-    run: Callable[[Any], None],
-    device: str,
-    data_root: Optional[Path],
-    resume: bool,
-) -> None:
-    import numpy as np
-    import torch
-
-    from narrowgauge_lab.context import RowContext
-
-    random.seed(plan.seed)
-    np.random.seed(plan.seed % 2**32)
-    torch.manual_seed(plan.seed)
+def _measure(job: Job, plan: RowPlan, log: EventLog, setting: Setting) -> RowContext:
+    _seed(plan.seed)
+    run = setting.load()
     context = RowContext(
         plan,
         log,
-        out,
-        device=torch.device(device),
+        setting.out,
+        device=torch.device(setting.device),
         profile=job.profile,
-        data_root=data_root,
-        resume=resume,
+        data_root=setting.data_root,
+        data_sets=job.data_sets,
+        synthetic=job.synthetic,
+        resume=setting.resume,
     )
-    context.fact("device", device)
-    run(context)
-    context.finish()
+    complete = False
+    try:
+        run(context)
+        complete = True
+    finally:
+        # However it ends: these are what ran, after the experiment has set what it sets.
+        for name, value in _settings(setting.device).items():
+            context.fact(name, value)
+        context.finish(complete=complete)
+    return context
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _settings(device: str) -> Dict[str, Any]:
+    """What may change a result from run to run, as it stands when the row ends."""
+    settings: Dict[str, Any] = {
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+    if device.startswith("cuda"):
+        settings["cudnn_benchmark"] = torch.backends.cudnn.benchmark
+        settings["cudnn_deterministic"] = torch.backends.cudnn.deterministic
+    return settings
+
+
+def _stop(_number: int, _frame: Optional[FrameType]) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: what follows is the clearing up
+    raise _Stopped
 
 
 def _die_with(parent: int) -> None:

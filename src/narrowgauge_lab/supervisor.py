@@ -1,25 +1,22 @@
-"""The parent of the rows: starts one child per row, says how each ended, writes the outcome.
+"""The parent of the rows: forks one process per row, and says how each ended where it could not.
 
-It imports torch so that its children need not, and never runs a torch operation: a thread pool or a
-CUDA context made here would be broken in every child.
+It imports torch so that the rows need not, and never runs a torch operation: a thread pool or a
+CUDA context made here would be broken in every row.
 """
 
 from __future__ import annotations
 
-import fcntl
+import dataclasses
 import os
 import signal
-import sys
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass
+import warnings
 from pathlib import Path
-from types import FrameType
-from typing import Any, Callable, Iterator, List, Optional
+from typing import IO, List, Optional, Set, Tuple
 
 from narrowgauge_contract.codec import encode, write_json_atomic
-from narrowgauge_contract.errors import ExitCode
-from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog, read_events
+from narrowgauge_contract.errors import ExitCode, NarrowgaugeError, UsageError
+from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog, EventTail
 from narrowgauge_contract.job import Job, RowPlan
 from narrowgauge_contract.outcome import (
     OUTCOME_FILE,
@@ -28,236 +25,195 @@ from narrowgauge_contract.outcome import (
     InsideFacts,
     Outcome,
     Status,
+    encode_error,
     fold_outcome,
 )
-from narrowgauge_lab.errors import BusyError, disk_full, is_disk_full
-from narrowgauge_lab.rows import run_row
+from narrowgauge_lab.console import complain, flush
+from narrowgauge_lab.errors import OutOfMemoryError, RowCrashedError, disk_full
+from narrowgauge_lab.folder import last_words, mend_events
+from narrowgauge_lab.oom import oom_kills
+from narrowgauge_lab.rows import Setting, live_as_row
+from narrowgauge_lab.stopping import StopRequest
 
-__all__ = ["Setting", "supervise"]
+__all__ = ["Supervisor"]
 
-#: How long a row may take to die of SIGTERM before it is killed.
-_GRACE_S = 5
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_OOM_COUNTERS = (
-    (Path("/sys/fs/cgroup/memory.events"), "oom_kill"),
-    (Path("/sys/fs/cgroup/memory/memory.oom_control"), "oom_kill"),
-)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Where a run happens: its output folder, data, device, and what the inside looks like."""
-
-    out: Path
-    data_root: Optional[Path]
-    device: str
-    inside: InsideFacts
-    source_hash: str
-    experiment_hash: str
-    resume: bool = False
+#: These decide how the run ends whatever the other rows did.
+_DECISIVE = (ExitCode.DISK_FULL, ExitCode.OUT_OF_MEMORY)
 
 
-def supervise(job: Job, run: Callable[[Any], None], setting: Setting) -> Outcome:
-    """Run every row of a job, write outcome.json, and give it back.
+class Supervisor:
+    """Runs the rows of one job. The folder must be held (`folder.hold`) while this lives.
 
-    Raises BusyError where another process uses the folder, DiskFullError where even the outcome
-    found no room; the events written until then stay.
+    The rows are folded from the events file as they end, so the outcome says what the record says.
     """
-    with _exclusive(setting.out):
-        try:
-            return _Supervisor(job, run, setting).run()
-        except OSError as error:
-            if is_disk_full(error):
-                raise disk_full(setting.out) from error
-            raise
 
+    def __init__(
+        self, job: Job, log: EventLog, setting: Setting, stop: StopRequest, crash: IO[bytes]
+    ) -> None:
+        """`crash`: an empty file for the last lines of rows that native code kills."""
+        self._job = job
+        self._log = log
+        self._setting = setting
+        self._stop = stop
+        self._crash = crash
+        self._fold = Fold()
+        self._tail = EventTail(setting.out / EVENTS_FILE)
+        self._codes: List[int] = []
+        self._ended: Set[int] = set()
+        self._catch_up()
 
-@contextmanager
-def _exclusive(out: Path) -> Iterator[None]:
-    """Hold the folder: two processes appending to the same events would make one false run."""
-    out.mkdir(parents=True, exist_ok=True)
-    with open(out / ".lock", "w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(
-                f"another run is writing to {out}",
-                why="its lock is held by a living process",
-                next_step="wait for it to end, or give another --out",
-            ) from None
-        yield
+    def begin(self, inside: InsideFacts, source_hash: str, experiment_hash: str) -> None:
+        """Write the start of the run.
 
-
-class _Supervisor:
-    def __init__(self, job: Job, run: Callable[[Any], None], setting: Setting) -> None:
-        self.job = job
-        self.run_function = run
-        self.setting = setting
-        self.stopping = False
-        self.child = 0
-        self.codes: List[int] = []
-        self.first_error: Optional[ErrorInfo] = None
-
-    def run(self) -> Outcome:
-        done = self._complete_rows() if self.setting.resume else ()
-        with EventLog(self.setting.out / EVENTS_FILE) as log, self._signals():
-            log.emit(
-                EventKind.RUN_START,
-                inside=self.setting.inside,
-                source_hash=self.setting.source_hash,
-                experiment_hash=self.setting.experiment_hash,
-            )
-            for plan in self.job.rows:
-                if plan.index in done:
-                    continue
-                if self.stopping:
-                    break
-                self._run_row(plan, log)
-                if self.codes and self.codes[-1] == ExitCode.DISK_FULL:
-                    break
-            return self._finish(log)
-
-    def _complete_rows(self) -> "tuple[int, ...]":
-        return Fold().add_all(read_events(self.setting.out / EVENTS_FILE)).complete()
-
-    def _run_row(self, plan: RowPlan, log: EventLog) -> None:
-        killed_before = _oom_kills()
-        started = time.monotonic()
-        # Blocked while forking: a stop that arrives in between must find the child's number.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        parent = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.child = os.fork()
-        if self.child == 0:
-            self._be_row(plan, log, parent)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        _, status = os.waitpid(self.child, 0)
-        self.child = 0
-        signal.alarm(0)
-        if os.WIFEXITED(status):
-            self.codes.append(os.WEXITSTATUS(status))
-            return
-        number = os.WTERMSIG(status)
-        code, ended, error = self._judge_signal(number, killed_before)
-        self.codes.append(int(code))
-        log.emit(
-            EventKind.ROW_END,
-            plan.index,
-            status=ended.value,
-            seconds=time.monotonic() - started,
-            error=encode(error),
+        Raises UsageError where rows of this run were measured in other circumstances: one record
+        has one set of them.
+        """
+        fold = self._fold
+        if fold.rows():
+            before = {"the lab's source": fold.source_hash, "the experiment": fold.experiment_hash}
+            now = {"the lab's source": source_hash, "the experiment": experiment_hash}
+            before.update(encode(fold.inside) or {})
+            now.update(encode(inside))
+            differing = [name for name in now if now[name] != before.get(name)]
+            if differing:
+                raise UsageError(
+                    "the run cannot go on here: it was begun in other circumstances",
+                    why="\n".join(f"{n}: {before.get(n)}, now {now[n]}" for n in differing),
+                    next_step="resume where it was begun, or start anew with another --out",
+                )
+        self._log.emit(
+            EventKind.RUN_START,
+            inside=inside,
+            source_hash=source_hash,
+            experiment_hash=experiment_hash,
         )
-        if error is not None:
-            print(f"row {plan.index}: {error.what}", file=sys.stderr)
 
-    def _be_row(self, plan: RowPlan, log: EventLog, parent: int) -> None:
-        """The child's whole life; never returns."""
-        code = int(ExitCode.INTERNAL)
-        try:
-            # A terminal's Ctrl-C reaches children too; the parent decides and sends SIGTERM.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            code = run_row(
-                self.job,
-                plan,
-                log,
-                self.setting.out,
-                self.run_function,
-                device=self.setting.device,
-                data_root=self.setting.data_root,
-                resume=self.setting.resume,
-                parent=parent,
-            )
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            # Not sys.exit: the parent's exit handlers are not the child's.
-            os._exit(code)
+    def run_rows(self, device: str) -> None:
+        """Every row that is not complete, one after another, until one finds the disk full."""
+        self._setting = dataclasses.replace(self._setting, device=device)
+        complete = self._fold.complete() if self._setting.resume else ()
+        for plan in self._job.rows:
+            if plan.index in complete:
+                continue
+            if self._stop.asked or int(ExitCode.DISK_FULL) in self._codes:
+                break
+            self._codes.append(self._run_row(plan))
 
-    def _judge_signal(
-        self, number: int, killed_before: Optional[int]
-    ) -> "tuple[ExitCode, Status, Optional[ErrorInfo]]":
-        if self.stopping:
-            return ExitCode.INTERRUPTED, Status.INTERRUPTED, None
-        name = signal.Signals(number).name
-        if number == signal.SIGKILL:
-            kills = _oom_kills()
-            counted = None not in (kills, killed_before) and kills > killed_before  # type: ignore[operator]
-            why = (
-                "the kernel's out-of-memory killer ended it"
-                if counted
-                else "SIGKILL came from outside: usually the out-of-memory killer"
-            )
-            error = ErrorInfo(
-                kind="OutOfMemoryError",
-                what="the row was killed",
-                why=why,
-                next_step="a smaller -p batch_size needs less memory; free some memory on the host",
-            )
-            return ExitCode.OUT_OF_MEMORY, Status.FAILED, error
-        error = ErrorInfo(
-            kind="RowCrashed",
-            what=f"the row crashed with {name}",
-            why="native code (torch or a kernel) crashed; Python could not say where",
-            next_step="run it again with PYTHONFAULTHANDLER=1 to see the Python line",
-        )
-        return ExitCode.RUN_FAILED, Status.FAILED, error
-
-    def _finish(self, log: EventLog) -> Outcome:
-        fold = Fold().add_all(read_events(self.setting.out / EVENTS_FILE))
-        status, code = self._verdict(fold)
-        log.emit(EventKind.RUN_END, status=status.value, exit_code=int(code))
-        failed = [row.error for row in fold.rows() if row.error is not None]
-        outcome = fold_outcome(self.job, fold, status, int(code), failed[0] if failed else None)
-        write_json_atomic(self.setting.out / OUTCOME_FILE, outcome)
+    def end(self, error: Optional[ErrorInfo] = None, code: ExitCode = ExitCode.OK) -> Outcome:
+        """Write outcome.json. `error` and `code`: why the rows could not even begin."""
+        self._catch_up()
+        status = Status.FAILED
+        if error is None:
+            status, code = self._verdict()
+            failed = [row.error for row in self._fold.rows() if row.error is not None]
+            error = failed[0] if failed and status is Status.FAILED else None
+        out = self._setting.out
+        data = {"status": status.value, "exit_code": int(code)}
+        last_words(out, lambda: self._log.emit(EventKind.RUN_END, **data))
+        self._catch_up()
+        outcome = fold_outcome(self._job, self._fold, status, int(code), error)
+        last_words(out, lambda: write_json_atomic(out / OUTCOME_FILE, outcome))
         return outcome
 
-    def _verdict(self, fold: Fold) -> "tuple[Status, ExitCode]":
-        if self.stopping:
+    def _run_row(self, plan: RowPlan) -> int:
+        """One row in a child; its exit code."""
+        started = time.monotonic()
+        kills = oom_kills()
+        head = {"repeat": plan.repeat, "seed": plan.seed, "parameters": plan.parameters}
+        self._ended.discard(plan.index)
+        self._log.emit(EventKind.ROW_START, plan.index, **head)
+        status = self._wait_for_child(plan)
+        self._catch_up()
+        if os.WIFEXITED(status) and plan.index in self._ended:
+            return os.WEXITSTATUS(status)
+        return self._end_row(plan, status, time.monotonic() - started, kills)
+
+    def _wait_for_child(self, plan: RowPlan) -> int:
+        parent = os.getpid()
+        flush()
+        self._crash.seek(0)
+        self._crash.truncate()
+        with self._stop.blocked(), warnings.catch_warnings():
+            # Python 3.12 warns because numpy's BLAS has idle threads; it takes them through a fork.
+            warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+            self._stop.child = os.fork()
+            if self._stop.child == 0:
+                live_as_row(self._job, plan, self._log, self._setting, parent, self._crash)
+        _, status = os.waitpid(self._stop.child, 0)
+        self._stop.child_ended()
+        return status
+
+    def _end_row(self, plan: RowPlan, status: int, seconds: float, kills: Optional[int]) -> int:
+        """Say for a row how it ended, since its process could not; the row's exit code."""
+        mend_events(self._setting.out)
+        if self._stop.asked:
+            code, how, error = ExitCode.INTERRUPTED, Status.INTERRUPTED, None
+        else:
+            known = _why_silent(status, kills, self._setting.out)
+            code, how = known.exit_code, Status.FAILED
+            self._crash.seek(0)
+            trace = self._crash.read().decode("utf-8", "replace")
+            error = ErrorInfo(type(known).__name__, known.what, known.why, known.next_step, trace)
+            complain(f"row {plan.index}: {error.what}: {error.why}\n{trace}".rstrip())
+        data = {"status": how.value, "seconds": seconds, "error": encode_error(error)}
+        emit = self._log.emit
+        last_words(self._setting.out, lambda: emit(EventKind.ROW_END, plan.index, **data))
+        self._catch_up()
+        return int(code)
+
+    def _catch_up(self) -> None:
+        for event in self._tail.poll():
+            if event.row is not None and event.kind is EventKind.ROW_END:
+                self._ended.add(event.row)
+            try:
+                self._fold.add(event)
+            except (NarrowgaugeError, KeyError, TypeError, ValueError):
+                # One odd event of an experiment must not cost all the others.
+                continue
+
+    def _verdict(self) -> Tuple[Status, ExitCode]:
+        """How the run ended: the decisive failures first, then whether anything is usable."""
+        rows = {row.index: row for row in self._fold.rows()}
+        mine = [rows.get(plan.index) for plan in self._job.rows]
+        complete = [row for row in mine if row is not None and row.status is Status.COMPLETE]
+        if self._stop.asked and len(complete) < len(mine):
             return Status.INTERRUPTED, ExitCode.INTERRUPTED
-        bad = [code for code in self.codes if code != ExitCode.OK]
+        bad = [code for code in self._codes if code != ExitCode.OK]
+        for decisive in _DECISIVE:
+            if decisive in bad:
+                return Status.FAILED, decisive
         if bad:
-            known = bad[0] in {int(code) for code in ExitCode}
-            return Status.FAILED, ExitCode(bad[0]) if known else ExitCode.RUN_FAILED
-        rows = fold.rows()
-        if rows and not any(row.validity.valid for row in rows):
+            # One reason shared by every row is the run's reason (no data, not applicable, …).
+            shared = not complete and len(set(bad)) == 1 and bad[0] in set(ExitCode)
+            return Status.FAILED, ExitCode(bad[0]) if shared else ExitCode.RUN_FAILED
+        if complete and not any(row.validity.valid for row in complete):
             return Status.COMPLETE, ExitCode.NO_VALID_ROW
         return Status.COMPLETE, ExitCode.OK
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        before = {number: signal.getsignal(number) for number in (*_SIGNALS, signal.SIGALRM)}
-        for number in _SIGNALS:
-            signal.signal(number, self._stop)
-        signal.signal(signal.SIGALRM, self._kill)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
-    def _stop(self, number: int, frame: Optional[FrameType]) -> None:
-        self.stopping = True
-        if self.child:
-            os.kill(self.child, signal.SIGTERM)
-            signal.alarm(_GRACE_S)
-
-    def _kill(self, number: int, frame: Optional[FrameType]) -> None:
-        if self.child:
-            os.kill(self.child, signal.SIGKILL)
-
-
-def _oom_kills() -> Optional[int]:
-    """How many processes of this control group the kernel killed for memory; None: cannot tell."""
-    for path, key in _OOM_COUNTERS:
-        try:
-            for line in path.read_text().splitlines():
-                name, _, value = line.partition(" ")
-                if name == key:
-                    return int(value)
-        except (OSError, ValueError):
-            continue
-    return None
+def _why_silent(status: int, kills_before: Optional[int], out: Path) -> NarrowgaugeError:
+    """Why a row's process ended without recording its end. `status` is what `waitpid` gave."""
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == ExitCode.DISK_FULL:
+        return disk_full(out)
+    if os.WIFEXITED(status):
+        return RowCrashedError(
+            "the row's process ended without a word",
+            why=f"something in it called exit({os.WEXITSTATUS(status)}) behind Python's back",
+        )
+    number = os.WTERMSIG(status)
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    if number == signal.SIGKILL:
+        now = oom_kills()
+        counted = now is not None and kills_before is not None and now > kills_before
+        return OutOfMemoryError(
+            "the row ran out of memory" if counted else "the row was killed by SIGKILL",
+            why="the kernel's out-of-memory killer ended it"
+            if counted
+            else "usually that is the kernel's out-of-memory killer; its count cannot confirm it",
+            next_step="use less memory: a smaller batch or a smaller model; or give it more",
+        )
+    return RowCrashedError(
+        f"the row crashed with {name}",
+        why="native code (torch, a kernel, a driver) crashed",
+        next_step="the trace in the record has the Python line that called it",
+    )

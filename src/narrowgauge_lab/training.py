@@ -21,7 +21,7 @@ from narrowgauge_lab import checkpoint, precision, torch_compat
 from narrowgauge_lab.augment import Feed
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.evaluation import Evaluation, evaluate, write_confusion
-from narrowgauge_lab.graphs import EagerStep, make_step
+from narrowgauge_lab.graphs import make_step
 from narrowgauge_lab.history import History
 from narrowgauge_lab.measure import window
 from narrowgauge_lab.optim import FlatOptimizer, OptimizerMaker
@@ -44,6 +44,7 @@ class Recipe:
     graphs: str = "auto"
     test_batch_size: int = 1000
     checkpoint_seconds: float = 10.0
+    save_weights: bool = False
 
 
 def seed_everything(seed: int) -> None:
@@ -63,9 +64,10 @@ def train(
 ) -> None:
     """Train `model` (already on `ctx.device`, giving logits [B, classes]) and record every epoch.
 
-    Records the metrics of `history` per epoch, what precision ran, and, after the last epoch,
-    `confusion.json` over the whole test set. The row becomes invalid where another precision ran
-    than asked, or where a loss is not finite; training then stops and what there is stays recorded.
+    Records the metrics of `history` per epoch, what precision ran, and after the last epoch
+    `confusion.json` over the whole test set, and `weights.pt` where the recipe says so. The row
+    becomes invalid where another precision ran than asked, or where a loss is not finite; training
+    then stops, and what there is stays recorded.
     Raises NotApplicableError for a precision that does not work here, and what checkpoints raise.
     """
     training = Training(ctx, model, training_set, test_set, recipe)
@@ -74,6 +76,8 @@ def train(
     evaluation = training.run()
     if evaluation is not None:
         write_confusion(ctx, test_set.labels, evaluation.predicted, classes)
+        if recipe.save_weights:
+            checkpoint.write_weights(ctx.side_file("weights.pt"), model)
 
 
 class Training:
@@ -110,9 +114,8 @@ class Training:
         count = min(len(self.training_set), self.recipe.batch_size)
         images, _ = self.training_set.batch(torch.arange(count, device=self.ctx.device))
         ran = precision.probe(self.model, self.mode, images)
-        captured = "off" if isinstance(self.step, EagerStep) else "cuda-graph"
         self.ctx.fact("precision_ran", ran)
-        self.ctx.fact("graphs_ran", captured)
+        self.ctx.fact("graphs_ran", self.step.description)
         self.ctx.fact("parameter_count", sum(p.numel() for p in self.model.parameters()))
         self.ctx.fact("training_images", len(self.training_set))
         self.ctx.fact("test_images", len(self.test_set))

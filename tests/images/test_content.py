@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from narrowgauge.errors import StaleGenerated
-from narrowgauge.images.content import content_tag, image_name, source_hash
+from narrowgauge.images.content import content_tag, image_name, source_hash, standin_name
 from narrowgauge.images.inspect import facts_of, find_image
 from narrowgauge.targets import Target
 
@@ -98,7 +98,7 @@ def test_the_image_on_the_true_base_comes_first(targets: dict[str, Target]) -> N
     standin = content_tag(ROOT, cpu, standin_base="debian:test", standin_digest="sha256:base")
     images = {
         image_name(cpu, tag): described(tag, standin="false", base=cpu.base.reference),
-        cpu.alias: described(standin, standin="true"),
+        standin_name(ROOT, cpu): described(standin, standin="true"),
     }
 
     found = find_image(images.get, ROOT, cpu)
@@ -113,7 +113,7 @@ def test_a_stand_in_that_is_up_to_date_counts_and_says_so(targets: dict[str, Tar
     cpu = targets["cpu"]
     tag = content_tag(ROOT, cpu, standin_base="debian:test", standin_digest="sha256:base")
 
-    found = find_image({cpu.alias: described(tag, standin="true")}.get, ROOT, cpu)
+    found = find_image({standin_name(ROOT, cpu): described(tag, standin="true")}.get, ROOT, cpu)
 
     assert found is not None
     assert found.stand_in
@@ -124,16 +124,31 @@ def test_a_stand_in_that_is_up_to_date_counts_and_says_so(targets: dict[str, Tar
 def test_an_outdated_stand_in_must_be_built_again(targets: dict[str, Target]) -> None:
     cpu = targets["cpu"]
 
-    assert find_image({cpu.alias: described("old", standin="true")}.get, ROOT, cpu) is None
+    assert (
+        find_image({standin_name(ROOT, cpu): described("old", standin="true")}.get, ROOT, cpu)
+        is None
+    )
 
 
-def test_an_alias_on_the_true_base_is_never_taken_for_its_content(
-    targets: dict[str, Target],
-) -> None:
+def test_the_alias_is_never_taken_for_its_content(targets: dict[str, Target]) -> None:
     cpu = targets["cpu"]
+    name = standin_name(ROOT, cpu)
 
-    assert find_image({cpu.alias: described("old", standin="false")}.get, ROOT, cpu) is None
-    assert find_image({cpu.alias: {"Id": "sha256:x", "Config": {}}}.get, ROOT, cpu) is None
+    assert find_image({name: described("old", standin="false")}.get, ROOT, cpu) is None
+    assert find_image({name: {"Id": "sha256:x", "Config": {}}}.get, ROOT, cpu) is None
+
+
+def test_a_stand_in_of_another_checkout_is_not_this_ones(
+    checkout: Path, targets: dict[str, Target]
+) -> None:
+    """What the test suite leaves in an engine must not become what a user's runs are made with."""
+    cpu = targets["cpu"]
+    tag = content_tag(ROOT, cpu, standin_base="debian:test", standin_digest="sha256:base")
+    image = described(tag, standin="true")
+    images = dict.fromkeys((cpu.alias, standin_name(ROOT, cpu), image_name(cpu, tag)), image)
+
+    assert find_image(images.get, ROOT, cpu) is not None
+    assert find_image(images.get, checkout, cpu) is None
 
 
 def test_an_image_that_does_not_say_what_it_stands_on_is_a_stand_in() -> None:

@@ -1,4 +1,4 @@
-"""What the launcher's tests share: a small checkout, jobs, events, and an executor without a process."""
+"""What the launcher's tests share: jobs, events, and an executor without a process."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ minutes = 0.1
 epochs = 1
 """
 
-IMAGE = ImageFacts("narrowgauge/cpu:0123456789abcdef", "sha256:aa", "python:3.11", None, "0123456789abcdef")
+IMAGE = ImageFacts(
+    "narrowgauge/cpu:0123456789abcdef", "sha256:aa", "python:3.11", None, "0123456789abcdef"
+)
 MACHINE = MachineFacts("6.1", "x86_64", "Debian", "a CPU", 2, 1 << 30)
 
 
@@ -99,7 +101,12 @@ def write_run(out: Path, job: Job, *, end: bool = True, values: int = 3) -> None
             start = {"repeat": row.repeat, "seed": row.seed, "parameters": row.parameters}
             log.emit(EventKind.ROW_START, row.index, **start)
             for value in range(values):
-                metric = {"name": "accuracy", "unit": "%", "source": "count", "values": [90.0 + value]}
+                metric = {
+                    "name": "accuracy",
+                    "unit": "%",
+                    "source": "count",
+                    "values": [90.0 + value],
+                }
                 log.emit(EventKind.METRIC, row.index, **metric)
                 log.emit(EventKind.PROGRESS, row.index, done=value + 1, total=values, unit="epochs")
             if not end:
@@ -108,7 +115,9 @@ def write_run(out: Path, job: Job, *, end: bool = True, values: int = 3) -> None
         log.emit(EventKind.RUN_END, status="complete", exit_code=0)
 
 
-def write_outcome(out: Path, job: Job, status: Status = Status.COMPLETE, exit_code: int = 0) -> None:
+def write_outcome(
+    out: Path, job: Job, status: Status = Status.COMPLETE, exit_code: int = 0
+) -> None:
     fold = Fold().add_all(EventTail(out / EVENTS_FILE).poll())
     write_json_atomic(out / "outcome.json", fold_outcome(job, fold, status, exit_code))
 
@@ -126,7 +135,7 @@ def good_lab(out: Path, job: Job) -> int:
 class FakeExecutor:
     """An executor whose lab is a function: it runs when the stream is first asked.
 
-    `lab` gives the exit status. `stops_with` is the status after a cancel. `calls` is what happened.
+    `lab` gives the exit status, `stops_with` that after a cancel. `calls` is what happened.
     """
 
     lab: Lab = good_lab
@@ -176,7 +185,9 @@ class FakeExecutor:
 
     def collect(self, handle: Handle, dest: Path) -> Ending:
         self.calls.append("collect")
-        ending = ending_from(self.status, out_of_memory=False, log_tail="last words\n", what="container")
+        ending = ending_from(
+            self.status, out_of_memory=False, log_tail="last words\n", what="container"
+        )
         save(dest / ENDING_FILE, ending)
         return ending
 

@@ -40,7 +40,9 @@ def test_an_exit_status_has_one_meaning(
 
 
 def test_a_lab_that_broke_is_quoted() -> None:
-    ending = ending_from(1, out_of_memory=False, log_tail="x\n" * 9 + "ImportError: y\n", what="process")
+    ending = ending_from(
+        1, out_of_memory=False, log_tail="x\n" * 9 + "ImportError: y\n", what="process"
+    )
 
     assert ending.error is not None
     assert ending.error.why.endswith("ImportError: y")
@@ -64,7 +66,7 @@ def test_a_container_that_vanished_was_killed() -> None:
             "a device file that the container asks for is not on this host",
         ),
         (
-            "invalid mount config for type \"bind\": bind source path does not exist: /nowhere",
+            'invalid mount config for type "bind": bind source path does not exist: /nowhere',
             "a folder that the container mounts is not there",
         ),
         ("something new", "the engine refused the container"),

@@ -29,9 +29,11 @@ def take(path: Path, holder: Holder, **options: object) -> None:
 
 def test_the_second_run_is_told_which_is_the_first(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with hold(path, FIRST, still_running=lambda other: False, wait=False, note=print):
-        with pytest.raises(Busy, match="run-1") as busy:
-            take(path, SECOND)
+    with (
+        hold(path, FIRST, still_running=lambda other: False, wait=False, note=print),
+        pytest.raises(Busy, match="run-1") as busy,
+    ):
+        take(path, SECOND)
 
     assert busy.value.exit_code == ExitCode.BUSY
     assert "--wait" in busy.value.next_step

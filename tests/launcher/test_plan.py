@@ -55,7 +55,7 @@ docker run \\
   --env HOME=/cache \\
   --env LOGNAME=narrowgauge \\
   --env USER=narrowgauge \\
-  narrowgauge/cpu:0123456789abcdef run --job /job.json --out /out --experiments /experiments --data /data"""
+  narrowgauge/cpu:01234567 run --job /job.json --out /out --experiments /experiments --data /data"""
 
 
 def planned(
@@ -67,7 +67,7 @@ def planned(
     return plan_container(
         tiny_job("data=mnist"),
         target,
-        image="narrowgauge/cpu:0123456789abcdef",
+        image="narrowgauge/cpu:01234567",
         cache=cache_volume("cpu", "0123456789abcdef", 1000),
         places=places,
         user=User(1000, 1001, groups),
@@ -89,7 +89,7 @@ def test_the_create_call_says_the_same_as_the_line() -> None:
     body = create_body(planned())
     host = body["HostConfig"]
 
-    assert body["Image"] == "narrowgauge/cpu:0123456789abcdef"
+    assert body["Image"] == "narrowgauge/cpu:01234567"
     assert body["Cmd"][:3] == ["run", "--job", "/job.json"]
     assert body["User"] == "1000:1001"
     assert "Entrypoint" not in body
@@ -99,9 +99,19 @@ def test_the_create_call_says_the_same_as_the_line() -> None:
     assert host["NetworkMode"] == "none"
     assert host["AutoRemove"] is False
     assert host["Mounts"] == [
-        {"Type": "bind", "Source": "/results/tiny/r1/job.json", "Target": "/job.json", "ReadOnly": True},
+        {
+            "Type": "bind",
+            "Source": "/results/tiny/r1/job.json",
+            "Target": "/job.json",
+            "ReadOnly": True,
+        },
         {"Type": "bind", "Source": "/results/tiny/r1/out", "Target": "/out", "ReadOnly": False},
-        {"Type": "bind", "Source": "/checkout/experiments", "Target": "/experiments", "ReadOnly": True},
+        {
+            "Type": "bind",
+            "Source": "/checkout/experiments",
+            "Target": "/experiments",
+            "ReadOnly": True,
+        },
         {"Type": "bind", "Source": "/data sets", "Target": "/data", "ReadOnly": True},
         {"Type": "volume", "Source": "narrowgauge-cache-cpu-0123456789ab-1000", "Target": "/cache"},
     ]
@@ -143,7 +153,7 @@ def test_each_way_to_give_the_accelerator(
 
     assert line[place + 1] == words[1]
     assert key in create_body(plan)["HostConfig"]
-    assert ("--group-add", "44") == line[line.index("--group-add") :][:2]
+    assert line[line.index("--group-add") :][:2] == ("--group-add", "44")
 
 
 def test_the_nvidia_runtime_reads_its_devices_from_the_environment() -> None:

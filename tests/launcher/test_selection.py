@@ -18,8 +18,8 @@ from narrowgauge.selection import (
 )
 from narrowgauge.targets import Accelerator, load_targets
 from narrowgauge_contract.errors import (
-    ExperimentFileError,
     ExitCode,
+    ExperimentFileError,
     NotApplicableError,
     UnknownNameError,
 )

@@ -192,4 +192,3 @@ def _show(folder: RunFolder) -> None:
     from narrowgauge.show import show_run
 
     show_run(folder, Console())
-    print(f"\n{folder.path}")

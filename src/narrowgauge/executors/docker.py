@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -47,6 +48,9 @@ _WAIT_S = 60
 #: How long an engine may be away (restarting) before the launcher gives up watching.
 _ENGINE_AWAY_S = 30.0
 
+#: What the engine says of a container while `docker rm --force` from outside is at work.
+_BEING_REMOVED = ("marked for removal", "is already in progress")
+
 #: Plans the container of one job: (job, places, image, what probe said).
 PlanContainer = Callable[[Job, Places, ImageFacts, ExecutorFacts], ContainerPlan]
 
@@ -60,9 +64,26 @@ def connect(env: Mapping[str, str]) -> docker.APIClient:
     settings = docker.utils.kwargs_from_env(environment=dict(env))
     settings["base_url"] = host
     try:
-        return docker.APIClient(version="auto", **settings)
+        if host.startswith("unix://"):
+            _knock(host.removeprefix("unix://"))
+        return _Client(version="auto", **settings)
     except (DockerException, requests.exceptions.RequestException, OSError) as error:
         raise connection_error(error, host) from error
+
+
+class _Client(docker.APIClient):
+    """Keeps what the engine said of its version when it was first asked: asking takes it 5 ms."""
+
+    def version(self, api_version: bool = True) -> dict[str, Any]:
+        if "_said" not in self.__dict__:
+            self._said: dict[str, Any] = super().version(api_version)
+        return self._said
+
+
+def _knock(path: str) -> None:
+    """Try the socket itself: its own error says more than the SDK's, which wraps it four deep."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocker:
+        knocker.connect(path)
 
 
 def _context_host() -> str | None:
@@ -91,20 +112,23 @@ class DockerExecutor:
         *,
         ensure_image: Callable[[], ImageFacts] | None = None,
         plan: PlanContainer | None = None,
+        needs_accelerator: bool = False,
     ) -> None:
         self._client = client
         self._ensure_image = ensure_image
         self._plan = plan
+        self._needs_accelerator = needs_accelerator
         self._image: ImageFacts | None = None
         self._facts: ExecutorFacts | None = None
 
     def probe(self) -> ExecutorFacts:
-        """The engine's version, runtimes and CDI folders, asked once."""
+        """The engine's version, asked once; where an accelerator is needed, what it offers too."""
         if self._facts is None:
-            info = self._ask(self._client.info)
+            version = self._ask(self._client.version)
+            info = self._ask(self._client.info) if self._needs_accelerator else {}
             self._facts = ExecutorFacts(
                 name=self.name,
-                version=str(info.get("ServerVersion", "")),
+                version=str(version.get("Version", "")),
                 runtimes=tuple(sorted(info.get("Runtimes") or {})),
                 cdi=_has_cdi_specs(info.get("CDISpecDirs") or ()),
             )
@@ -195,7 +219,10 @@ class DockerExecutor:
         state = self._state(container)
         if state is None:
             return vanished("container", "it was removed from outside before it was collected")
-        log = self._ask(lambda: self._client.logs(container, tail=LOG_LINES))
+        try:
+            log = self._ask(lambda: self._client.logs(container, tail=LOG_LINES))
+        except _GoneError:
+            return vanished("container", "it was removed from outside before it was collected")
         log_tail = log.decode("utf-8", errors="replace")
         if state.get("Status") == "created":
             return vanished("container", "it was made but never started", log_tail)
@@ -263,12 +290,13 @@ class DockerExecutor:
         try:
             return call()
         except NotFound as error:
-            if "no such container" in str(error.explanation).lower():
-                raise _GoneError() from error
-            if "no such volume" in str(error.explanation).lower():
-                raise _GoneError() from error
+            said = str(error.explanation).lower()
+            if "no such container" in said or "no such volume" in said:
+                raise _GoneError from error
             raise refusal_error(str(error.explanation), error.status_code) from error
         except APIError as error:
+            if any(words in str(error.explanation).lower() for words in _BEING_REMOVED):
+                raise _GoneError from error
             raise refusal_error(str(error.explanation), error.status_code) from error
         except (DockerException, requests.exceptions.RequestException, OSError) as error:
             raise connection_error(error, self._client.base_url) from error

@@ -24,6 +24,7 @@ from narrowgauge.images.content import (
     image_name,
     lock_path,
     source_hash,
+    standin_name,
 )
 from narrowgauge.images.inspect import facts_of, find_image
 from narrowgauge.images.render import check, render_dockerfile
@@ -102,8 +103,10 @@ def build_image(request: BuildRequest, say: Say) -> ImageFacts:
         words += ["--file", str(context / dockerfile_path(target)), str(context)]
         _stream(words, client.build_environment(), f"the build of {name} failed", say)
     _verify(client, name, labels[LABEL_SOURCE], say)
-    words = [client.executable, "tag", name, target.alias]
-    _stream(words, client.env, f"{name} cannot be tagged {target.alias}", say)
+    aliases = [target.alias] + ([standin_name(request.root, target)] if request.base else [])
+    for alias in aliases:
+        words = [client.executable, "tag", name, alias]
+        _stream(words, client.env, f"{name} cannot be tagged {alias}", say)
     inspected = client.inspect(name)
     if inspected is None:
         raise BuildFailed(f"{name} was built, but the engine does not have it")

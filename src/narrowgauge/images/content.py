@@ -26,6 +26,7 @@ __all__ = [
     "image_name",
     "lock_path",
     "source_hash",
+    "standin_name",
 ]
 
 LABEL_BASE_DIGEST = "org.opencontainers.image.base.digest"
@@ -38,6 +39,8 @@ LABEL_TARGET = "io.narrowgauge.target"
 #: The lock of a stand-in base, which tests build on where no registry can be reached.
 STANDIN_LOCK = Path("docker/locks/standin.txt")
 
+#: The packages of ours that are copied into an image.
+_IN_IMAGE = ("narrowgauge_contract", "narrowgauge_kernels", "narrowgauge_lab")
 _TAG_DIGITS = 16
 
 
@@ -52,8 +55,8 @@ def lock_path(target: Target, *, standin: bool) -> Path:
 
 
 def source_hash(root: Path) -> str:
-    """The sha256 of the lab's and the kernels' source in the checkout `root`."""
-    return tree_hash([root / "src/narrowgauge_lab", root / "src/narrowgauge_kernels"])
+    """The sha256 of our source that an image holds: what the lab there says of itself."""
+    return tree_hash([root / "src" / name for name in _IN_IMAGE])
 
 
 def content_tag(
@@ -75,7 +78,6 @@ def content_tag(
     for relative in files:
         digest.update(f"{relative.as_posix()}\0".encode() + _read(root / relative) + b"\0")
     digest.update(f"base {standin_base or ''} {standin_digest}\0".encode())
-    digest.update(tree_hash([root / "src/narrowgauge_contract"]).encode())
     digest.update(source_hash(root).encode())
     return digest.hexdigest()[:_TAG_DIGITS]
 
@@ -83,6 +85,11 @@ def content_tag(
 def image_name(target: Target, tag: str) -> str:
     """`narrowgauge/cpu:<tag>`."""
     return f"narrowgauge/{target.name}:{tag}"
+
+
+def standin_name(root: Path, target: Target) -> str:
+    """The name of the stand-in that was built on purpose for this checkout, and for no other."""
+    return image_name(target, "standin-" + hashlib.sha256(str(root).encode()).hexdigest()[:12])
 
 
 def _read(path: Path) -> bytes:

@@ -16,6 +16,7 @@ from narrowgauge.images.content import (
     LABEL_STANDIN,
     content_tag,
     image_name,
+    standin_name,
 )
 from narrowgauge.targets import Target
 from narrowgauge_contract.record import ImageFacts
@@ -30,7 +31,7 @@ def find_image(inspect: Inspect, root: Path, target: Target) -> ImageFacts | Non
     """The image that holds what the checkout `root` says now; None where it must be built.
 
     The image on the target's own base comes first. Where there is none, a stand-in counts that
-    somebody built on purpose (`images build --base`) and that is not out of date.
+    somebody built on purpose for this checkout (`images build --base`) and that is up to date.
     """
     name = image_name(target, content_tag(root, target))
     found = inspect(name)
@@ -63,7 +64,7 @@ def _is_standin(labels: Mapping[str, str]) -> bool:
 
 
 def _current_standin(inspect: Inspect, root: Path, target: Target) -> ImageFacts | None:
-    found = inspect(target.alias)
+    found = inspect(standin_name(root, target))
     if found is None:
         return None
     labels = labels_of(found)

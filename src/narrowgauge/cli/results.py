@@ -1,0 +1,213 @@
+"""`narrowgauge results`, `show`, `compare`. Thin: each calls the module that does it."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from narrowgauge.cli import complete
+from narrowgauge.cli.options import Json, Project, Results, Run, checkout_of, note, results_root
+
+if TYPE_CHECKING:
+    from narrowgauge.store import Entry, RunFolder, Store
+
+__all__ = ["register"]
+
+_Only = Annotated[
+    str | None,
+    typer.Option(
+        "--experiment",
+        metavar="EXPERIMENT",
+        help="Only runs of this experiment.",
+        autocompletion=complete.experiments,
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the program."""
+    results = typer.Typer(invoke_without_command=True)
+    results.callback(help="List runs, newest first; damaged ones too.")(list_results)
+    results.command("export")(export)
+    results.command("tables")(tables)
+    app.add_typer(results, name="results")
+    app.command("show")(show)
+    app.command("compare")(compare)
+
+
+def list_results(
+    context: typer.Context,
+    experiment: _Only = None,
+    status: Annotated[
+        str | None,
+        typer.Option("--status", help="complete, failed, interrupted, unfinished, open, damaged."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 20,
+    results: Results = None,
+    project: Project = None,
+    as_json: Json = False,
+) -> None:
+    """List runs, newest first; damaged ones too."""
+    if context.invoked_subcommand is not None:
+        return
+    from narrowgauge.store import STATUS_WORDS, status_word
+    from narrowgauge_contract.errors import UnknownNameError
+
+    if status is not None and status not in STATUS_WORDS:
+        raise UnknownNameError("status", status, STATUS_WORDS)
+    store = _store(results, project)
+    wanted = (
+        entry
+        for entry in store.entries()
+        if experiment in (None, entry.experiment) and status in (None, status_word(entry))
+    )
+    entries = list(islice(wanted, limit))
+    if as_json:
+        _print_json([_entry(entry) for entry in entries])
+        return
+    from rich.console import Console
+
+    from narrowgauge.show import print_results
+
+    print_results(entries, Console())
+
+
+def show(
+    run: Run = "latest", results: Results = None, project: Project = None, as_json: Json = False
+) -> None:
+    """Show one run on one screen: how it ended, what it measured, where, and what to distrust."""
+    folder = _store(results, project).find(run)
+    if as_json:
+        from narrowgauge.view import load_view, to_json
+
+        _print_json(to_json(load_view(folder)))
+    else:
+        from rich.console import Console
+
+        from narrowgauge.show import show_run
+
+        show_run(folder, Console())
+    _raise_if_damaged(folder)
+
+
+def compare(
+    left: Run,
+    right: Run,
+    results: Results = None,
+    project: Project = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two runs of an experiment; says which facts keep them from one statistic."""
+    from narrowgauge.compare import compare as compare_records
+    from narrowgauge.compare import comparison_json, print_comparison
+
+    store = _store(results, project)
+    found = compare_records(store.find(left).record(), store.find(right).record())
+    if as_json:
+        _print_json(comparison_json(found))
+        return
+    from rich.console import Console
+
+    print_comparison(found, Console())
+
+
+def export(
+    run: Run,
+    reference: Annotated[
+        bool,
+        typer.Option("--reference", help="Into experiments/<id>/reference, at most 200 samples."),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Copy the whole record here.")
+    ] = None,
+    results: Results = None,
+    project: Project = None,
+) -> None:
+    """Copy a record out: whole to a file, or reduced into the repository."""
+    from narrowgauge.errors import UsageError
+    from narrowgauge.reference import export as export_reference
+
+    if reference == (out is not None):
+        raise UsageError("export wants one of --reference and --out FILE")
+    checkout = checkout_of(project)
+    record = _store(results, project).find(run).record()
+    if out is None:
+        print(export_reference(record, checkout.experiments))
+        return
+    from narrowgauge_contract.record import write_record
+
+    try:
+        write_record(out, record)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}", why=str(error)) from error
+    print(out)
+
+
+def tables(
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            help="Which experiment; all by default.", autocompletion=complete.experiments
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; fail where a table is out of date.")
+    ] = False,
+    project: Project = None,
+) -> None:
+    """Bring the tables in the experiments' READMEs up to date with their reference records."""
+    from narrowgauge.catalog import experiment_names
+    from narrowgauge.reference import update_page
+    from narrowgauge_contract.errors import UnknownNameError
+
+    folder = checkout_of(project).experiments
+    names = experiment_names(folder)
+    if experiment is not None and experiment not in names:
+        raise UnknownNameError("experiment", experiment, names)
+    for name in (experiment,) if experiment is not None else names:
+        if (folder / name / "README.md").is_file():
+            update_page(folder / name, check=check, say=note)
+
+
+def _store(results: Path | None, project: Path | None) -> Store:
+    from narrowgauge.store import Store
+
+    if results is not None:
+        return Store(results.absolute())  # needs no checkout
+    return Store(results_root(None, checkout_of(project)))
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    from narrowgauge.show import headline_text
+    from narrowgauge.store import status_word
+
+    record = entry.record
+    return {
+        "run_id": entry.folder.name,
+        "experiment": entry.experiment,
+        "status": status_word(entry),
+        "folder": str(entry.folder.path),
+        "profile": record.profile if record else None,
+        "started_utc": record.started_utc if record else None,
+        "seconds": record.seconds if record else None,
+        "rows": len(record.rows) if record else None,
+        "valid_rows": len(record.valid_rows()) if record else None,
+        "headline": headline_text(entry),
+        "problem": str(entry.problem) if entry.problem else None,
+    }
+
+
+def _raise_if_damaged(folder: RunFolder) -> None:
+    from narrowgauge.store import RunState, read_entry
+
+    entry = read_entry(folder)
+    if entry.state is RunState.DAMAGED and entry.problem is not None:
+        raise entry.problem
+
+
+def _print_json(body: object) -> None:
+    print(json.dumps(body, indent=2, sort_keys=True))

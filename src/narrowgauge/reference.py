@@ -1,0 +1,134 @@
+"""Reference records: true records, cut to a size that a repository can hold, and tables from them.
+
+A metric with more than 200 samples keeps 200, evenly spaced over the run, first and last included;
+its conditions say so and how many there were. Everything else stays as it was recorded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from narrowgauge.errors import UsageError
+from narrowgauge.tables import markdown_table
+from narrowgauge_contract.codec import dumps
+from narrowgauge_contract.outcome import Metric
+from narrowgauge_contract.record import Record, load_record
+
+__all__ = ["MOST_BYTES", "MOST_SAMPLES", "export", "reduce_record", "render_tables", "update_page"]
+
+MOST_SAMPLES = 200
+MOST_BYTES = 1_000_000
+_MARKER = re.compile(r"(<!-- table: ([^>]+?) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
+
+
+def reduce_record(record: Record) -> Record:
+    """The record with at most MOST_SAMPLES samples in each metric of each row."""
+    rows = tuple(
+        dataclasses.replace(row, metrics=tuple(_reduce(metric) for metric in row.metrics))
+        for row in record.rows
+    )
+    return dataclasses.replace(record, rows=rows)
+
+
+def _reduce(metric: Metric) -> Metric:
+    count = len(metric.values)
+    if count <= MOST_SAMPLES:
+        return metric
+    kept = [round(i * (count - 1) / (MOST_SAMPLES - 1)) for i in range(MOST_SAMPLES)]
+    rule = f"{MOST_SAMPLES} of {count}, evenly spaced, first and last included"
+    return dataclasses.replace(
+        metric,
+        values=tuple(metric.values[i] for i in kept),
+        conditions={**metric.conditions, "samples": rule},
+    )
+
+
+def export(record: Record, experiments: Path) -> Path:
+    """Write the reduced record below `experiments`, the same bytes for the same record.
+
+    Raises UsageError where it may not be a reference (unfinished, made-up data, stand-in image, no
+    device known) or would be too large.
+    """
+    reason = _unfit(record)
+    if reason:
+        raise UsageError(f"{record.run_id} cannot be a reference record", why=reason)
+    content = gzip.compress(dumps(reduce_record(record), indent=None).encode(), mtime=0)
+    if len(content) > MOST_BYTES:
+        raise UsageError(
+            f"{record.run_id} is too large for a reference record",
+            why=f"{len(content)} bytes after reduction, {MOST_BYTES} may be",
+            next_step="run it with fewer rows",
+        )
+    folder = experiments / record.experiment / "reference" / _device(record)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{record.run_id}.json.gz"
+    path.write_bytes(content)
+    return path
+
+
+def _unfit(record: Record) -> str:
+    if not record.valid_rows():
+        return "it has no valid row"
+    if record.synthetic:
+        return "its data was made up"
+    if record.host is not None and record.host.image is not None and record.host.image.stand_in:
+        return "it ran in an image on a stand-in base"
+    return "" if _device(record) else "it does not say which device it ran on"
+
+
+def _device(record: Record) -> str:
+    """The device as a folder's name: `nvidia-h200`, `amd-epyc-9r14`."""
+    inside = record.inside
+    name = (inside.accelerator or inside.cpu or "") if inside is not None else ""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def render_tables(page: str, folder: Path) -> str:
+    """Fill every `<!-- table: DEVICE/RUN metric,… -->` of an experiment's page from its references.
+
+    Raises UsageError for a marker whose record is not there.
+    """
+
+    def fill(match: re.Match[str]) -> str:
+        where, _, metrics = match.group(2).strip().partition(" ")
+        path = folder / "reference" / f"{where}.json.gz"
+        if not path.is_file():
+            raise UsageError(f"the table '{match.group(2).strip()}' has no record {path}")
+        record = load_record(path)
+        chosen = [name.strip() for name in metrics.split(",") if name.strip()]
+        table = markdown_table(record, chosen)
+        return f"{match.group(1)}{table}{_source(record)}\n{match.group(4)}"
+
+    return _MARKER.sub(fill, page)
+
+
+def _source(record: Record) -> str:
+    inside = record.inside
+    device = (inside.accelerator or inside.cpu) if inside is not None else "unknown device"
+    torch = f", torch {inside.torch}" if inside is not None and inside.torch else ""
+    note = "median over the valid repeats (least to most)"
+    return f"\n{record.profile} on {device}{torch}; {note}; record `{record.run_id}`.\n"
+
+
+def update_page(folder: Path, *, check: bool, say: Callable[[str], None]) -> None:
+    """Bring the tables of `<folder>/README.md` up to date; with `check`, only say that they are.
+
+    Raises UsageError where `check` finds one that is not.
+    """
+    path = folder / "README.md"
+    old = path.read_text(encoding="utf-8")
+    new = render_tables(old, folder)
+    if new == old:
+        say(f"{path} is up to date")
+        return
+    if check:
+        raise UsageError(
+            f"the tables of {path} are out of date",
+            next_step=f"narrowgauge results tables {folder.name}",
+        )
+    path.write_text(new, encoding="utf-8")
+    say(f"wrote {path}")

@@ -1,0 +1,36 @@
+"""Short lines for whoever watches. The events are the record; these may be lost."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+__all__ = ["complain", "flush", "say"]
+
+
+def say(text: str) -> None:
+    """A line to standard output."""
+    _write(sys.stdout, text)
+
+
+def complain(text: str) -> None:
+    """A line to standard error."""
+    _write(sys.stderr, text)
+
+
+def flush() -> None:
+    """Send what is buffered, so that a fork does not send it twice."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """A log on a full disk, or a reader that went away, must not end the run."""
+    try:
+        stream.write(text + "\n")
+        stream.flush()
+    except (OSError, ValueError):
+        return

@@ -1,0 +1,171 @@
+"""One run from the command line's words to its outcome."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Mapping, Optional, Tuple
+
+from narrowgauge_contract.codec import write_json_atomic
+from narrowgauge_contract.errors import ExitCode, UsageError
+from narrowgauge_contract.events import EVENTS_FILE, EventLog, EventTail
+from narrowgauge_contract.job import (
+    Job,
+    load_job,
+    new_run_id,
+    parse_overrides,
+    resolve,
+    shard_rows,
+)
+from narrowgauge_contract.outcome import Outcome
+from narrowgauge_contract.record import RECORD_FILE, compose, write_record
+from narrowgauge_lab import experiments
+from narrowgauge_lab.errors import describe
+from narrowgauge_lab.folder import hold, last_words
+from narrowgauge_lab.stopping import StopRequest
+
+__all__ = ["JOB_FILE", "Request", "run"]
+
+JOB_FILE = "job.json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for. Either `job`, a resolved job.json that somebody else records, or
+    `experiment` and how to resolve it; then this makes job.json and record.json too.
+
+    `device`: auto, cpu or cuda; `shard`: (i, n); `start`: where the search for experiments begins;
+    `env`: the process's environment.
+    """
+
+    out: Path
+    start: Path
+    env: Mapping[str, str]
+    job: Optional[Path] = None
+    experiment: str = ""
+    parameters: Tuple[str, ...] = ()
+    profile: str = "short"
+    seed: int = 0
+    target: str = "native"
+    data: Optional[Path] = None
+    experiments: Optional[Path] = None
+    shard: Optional[Tuple[int, int]] = None
+    resume: bool = False
+    device: str = "auto"
+
+
+def run(request: Request) -> Outcome:
+    """Run what is asked, and give its outcome, which is in `request.out` by then.
+
+    Raises NarrowgaugeError where there was nothing to run or no row could begin, and OSError where
+    the outcome itself found no room.
+    """
+    stop = StopRequest()
+    with stop.listening():
+        folder = experiments.find_experiments(request.experiments, request.start)
+        job = _decide(request, folder)
+        experiments.find_run(folder, job.experiment)
+        with hold(request.out, resume=request.resume):
+            if request.job is None:
+                write_json_atomic(request.out / JOB_FILE, job)
+            return _run_held(request, job, folder, stop)
+
+
+def _run_held(request: Request, job: Job, folder: Path, stop: StopRequest) -> Outcome:
+    # Not before: these import torch, and a mistyped name should not have to wait for that.
+    from narrowgauge_lab import facts
+
+    facts.require_torch()
+    from narrowgauge_lab.data import check_data
+    from narrowgauge_lab.requirements import choose_device, require_applicable
+    from narrowgauge_lab.rows import Setting
+    from narrowgauge_lab.supervisor import Supervisor
+
+    with EventLog(request.out / EVENTS_FILE) as log, TemporaryFile(dir=request.out) as crash:
+        load = functools.partial(experiments.load_run, folder, job.experiment)
+        setting = Setting(request.out, request.data, load, resume=request.resume)
+        supervisor = Supervisor(job, log, setting, stop, crash)
+        try:
+            inside = facts.gather(request.env)
+            hashes = (facts.source_hash(), facts.experiment_hash(folder / job.experiment))
+            supervisor.begin(inside, *hashes)
+            require_applicable(job.experiment_spec(), inside, request.device)
+            check_data(job.data_sets, request.data)
+            supervisor.run_rows(choose_device(request.device, inside))
+        except Exception as error:
+            info, code = describe(error, request.out, otherwise=ExitCode.INTERNAL)
+            outcome = supervisor.end(info, code)
+            _record(request, job, outcome)
+            raise
+        outcome = supervisor.end()
+        _record(request, job, outcome)
+        return outcome
+
+
+def _decide(request: Request, folder: Path) -> Job:
+    """The job as it is given, or as the words ask; under --resume, the one begun before."""
+    if request.job is not None:
+        if not request.job.is_file():
+            raise UsageError(f"there is no job file {request.job}")
+        job = load_job(request.job)
+        return job if request.shard is None else _shard(job, request.shard)
+    spec = experiments.find_spec(folder, request.experiment)
+    begun = request.out / JOB_FILE
+    before = load_job(begun) if request.resume and begun.is_file() else None
+    job = resolve(
+        spec,
+        parse_overrides(spec, request.parameters),
+        profile=request.profile,
+        target=request.target,
+        seed=request.seed,
+        run_id=before.run_id if before else new_run_id(spec.id),
+    )
+    job = job if request.shard is None else _shard(job, request.shard)
+    if before is not None and job != before:
+        raise UsageError(
+            f"{request.out} holds another run",
+            why="; ".join(_differences(before, job)),
+            next_step="resume with the words it was begun with, or give another --out",
+        )
+    return job
+
+
+def _shard(job: Job, shard: Tuple[int, int]) -> Job:
+    rows = shard_rows(job.rows, shard)
+    if not rows:
+        raise UsageError(
+            f"--shard {shard[0]}/{shard[1]} has no row", why=f"the job has {len(job.rows)}"
+        )
+    return dataclasses.replace(job, rows=rows)
+
+
+def _differences(before: Job, now: Job) -> Tuple[str, ...]:
+    names = [field.name for field in dataclasses.fields(Job)]
+    return tuple(
+        f"its {name} is {getattr(before, name)!r}, not {getattr(now, name)!r}"
+        if name not in ("spec", "rows")
+        else f"its {name} differ"
+        for name in names
+        if getattr(before, name) != getattr(now, name)
+    )
+
+
+def _record(request: Request, job: Job, outcome: Outcome) -> None:
+    """Compose the record, unless somebody else does. One that is there (--resume) is kept aside."""
+    if request.job is not None:
+        return
+    path = request.out / RECORD_FILE
+    if path.exists():
+        number = 1
+        while (request.out / f"record.{number}.json").exists():
+            number += 1
+        os.replace(path, request.out / f"record.{number}.json")
+    tail = EventTail(request.out / EVENTS_FILE)
+    for _ in tail.poll():
+        pass
+    record = compose(job, outcome, (), None, events_damaged=tail.damaged)
+    last_words(request.out, lambda: write_record(path, record))

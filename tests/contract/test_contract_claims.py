@@ -1,0 +1,139 @@
+"""claims.toml: the closed language of claims, and every way to get it wrong."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+from narrowgauge_contract.claims import (
+    ClaimKind,
+    Expectation,
+    MetricOperator,
+    Selection,
+    load_claims,
+    parse_claims,
+)
+from narrowgauge_contract.errors import (
+    BadValueError,
+    ClaimsError,
+    ExitCode,
+    UnknownNameError,
+)
+from narrowgauge_contract.record import load_record
+from narrowgauge_contract.spec import ExperimentSpec, parse_spec
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def _spec() -> ExperimentSpec:
+    return parse_spec(load_record(DATA / "records" / "tensor-cores.json").spec)
+
+
+def _claim() -> Dict[str, Any]:
+    return {
+        "id": "c", "text": "t", "paper": "p", "kind": "ratio", "minutes": 1, "disk_gb": 0.5,
+        "metric": {"operator": "ratio", "of": ["tflops{precision=bf16}", "tflops"]},
+        "expected": {"any": {"figure": 2.0, "tolerance": 0.1}},
+    }  # fmt: skip
+
+
+def test_every_kind_and_operator_is_read() -> None:
+    claims = load_claims(DATA / "claims" / "tensor-cores.toml", _spec())
+
+    assert {claim.kind for claim in claims} == set(ClaimKind)
+    assert {claim.operator for claim in claims} == set(MetricOperator)
+    first = claims[0]
+    assert first.selections[0] == Selection("tflops", {"precision": "bf16"})
+    assert first.expected["any"] == Expectation(figure=8.0, tolerance=0.5)
+    assert first.minimum_repeats == 5
+    assert claims[1].selections[0].where == {"precision": "int8", "size": 4096}
+    assert claims[1].minimum_repeats == 3
+
+
+def test_the_least_claim_is_enough() -> None:
+    [claim] = parse_claims({"claim": [_claim()]}, _spec())
+
+    assert (claim.statistic, claim.profile) == ("median", "paper")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("id", ..., "lacks 'id'"),
+        ("id", 3, "'id' should be text"),
+        ("text", "", "'text' should be text"),
+        ("minutes", ..., "lacks 'minutes'"),
+        ("minutes", "two", "'minutes' should be a number"),
+        ("disk_gb", True, "'disk_gb' should be a number"),
+        ("minimum_repeats", 0, "'minimum_repeats' should be a whole number"),
+        ("minimum_repeats", 2.5, "'minimum_repeats' should be a whole number"),
+        ("kind", "opinion", "kind 'opinion' is not one of"),
+        ("profile", "long", "profile is one of"),
+        ("verdict", "REPRODUCED", "unknown key 'verdict'"),
+        ("metric", "tflops", "should be a table"),
+        ("metric/operator", "eval", "'eval' is not one of"),
+        ("metric/of", ["tflops"], "'ratio' takes 2 to 2 selections"),
+        ("metric/of", "tflops", "'of' should be a list"),
+        ("metric/of", ["tflops", 3], "'of' should be a list"),
+        ("metric/of", ["tflops", "tflops[0]"], "is not name{parameter=value"),
+        ("metric/of", ["tflops", "__import__('os')"], "is not name{parameter=value"),
+        ("metric/of", ["tflops", "tflops{precision}"], "is not parameter=value"),
+        ("metric/statistic", "best", "statistic is one of"),
+        ("metric/unit", "s", "unknown key 'unit'"),
+        ("expected", {}, "names no target"),
+        ("expected", [], "should be a table"),
+        ("expected/any", 3, "should be a table"),
+        ("expected/any", {"figure": 2.0}, "a ratio needs 'figure' and 'tolerance'"),
+        ("expected/any", {"figure": "2", "tolerance": 0.1}, "'figure' should be a number"),
+        ("expected/any", {"figur": 2.0}, "did you mean 'figure'"),
+    ],
+)
+def test_each_mistake_is_named(path: str, value: Any, message: str) -> None:
+    claim = copy.deepcopy(_claim())
+    *places, last = path.split("/")
+    table = claim
+    for place in places:
+        table = table[place]
+    if value is ...:
+        del table[last]
+    else:
+        table[last] = value
+
+    with pytest.raises(ClaimsError, match=message) as caught:
+        parse_claims({"claim": [claim]}, _spec(), where="claims.toml")
+
+    assert "claims.toml claim 1" in caught.value.what
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_a_bound_needs_a_bound() -> None:
+    claim = {**_claim(), "kind": "bound", "expected": {"any": {"figure": 1.0}}}
+
+    with pytest.raises(ClaimsError, match="a bound needs 'minimum' or 'maximum'"):
+        parse_claims({"claim": [claim]}, _spec())
+
+
+def test_two_claims_cannot_share_an_id() -> None:
+    with pytest.raises(ClaimsError, match="'c' is used twice"):
+        parse_claims({"claim": [_claim(), _claim()]}, _spec())
+
+
+@pytest.mark.parametrize("document", [{"claims": []}, {"claim": {}}, {"claim": "x"}])
+def test_a_document_of_another_shape_is_refused(document: Dict[str, Any]) -> None:
+    with pytest.raises(ClaimsError):
+        parse_claims(document, _spec())
+
+
+def test_a_selection_is_checked_against_the_experiment() -> None:
+    for selection, kind in (
+        ("tflops{precison=bf16}", UnknownNameError),
+        ("tflops{precision=bf61}", BadValueError),
+        ("tflops{size=0}", BadValueError),
+    ):
+        claim = _claim()
+        claim["metric"]["of"][0] = selection
+        with pytest.raises(kind):
+            parse_claims({"claim": [claim]}, _spec())

@@ -1,0 +1,179 @@
+"""experiment.toml: what it may say, and how what it may not say is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+from contract_cases import document, spec
+
+from narrowgauge_contract.errors import (
+    BadValueError,
+    ExitCode,
+    ExperimentFileError,
+    UnknownNameError,
+)
+from narrowgauge_contract.spec import load_spec, parse_spec
+
+
+def _with(path: str, value: Any) -> Dict[str, Any]:
+    """The toy's document with one thing replaced; `...` removes it."""
+    changed = document()
+    *places, last = path.split("/")
+    table: Any = changed
+    for place in places:
+        table = table[int(place)] if isinstance(table, list) else table[place]
+    if value is ...:
+        del table[last]
+    else:
+        table[last] = value
+    return changed
+
+
+def test_the_toy_is_read_as_it_stands() -> None:
+    toy = spec()
+
+    assert list(toy.parameters) == ["precision", "width", "lr", "flip", "note", "data"]
+    assert toy.profiles["short"].repeats == 2
+    assert toy.profiles["short"].values == {"width": (4, 8)}
+    assert toy.profiles["paper"].repeats == 10
+    assert toy.parameters["lr"].default == 0.1
+    assert toy.drawings[0].metrics == ("accuracy",)
+    assert toy.requires_torch == ">=1.8"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("experiment", ..., r"lacks the table \[experiment\]"),
+        ("experiment/title", "", "lacks the text 'title'"),
+        ("experiment/summary", ..., "lacks the text 'summary'"),
+        ("experiment/headlin", ["x"], "unknown key 'headlin'"),
+        ("experiment/headline", "accuracy", "'headline' should be a list of names"),
+        ("experiments", {}, "unknown key 'experiments'"),
+        ("parameters/width/type", "integer", "type 'integer' is not one of"),
+        ("parameters/width/axis", "column", "axis 'column' is not one of"),
+        ("parameters/width/help", ..., "lacks the text 'help'"),
+        ("parameters/width/default", ..., "lacks 'default'"),
+        ("parameters/width/minimum", 3, "unknown key 'minimum'"),
+        ("parameters/width/choices", ["a"], "'choices' and type"),
+        ("parameters/precision/choices", [], "'choices' and type"),
+        ("parameters/width", 8, "should be a table"),
+        ("parameters", [], "should be a table"),
+        ("profiles/medium", {}, "a profile is one of"),
+        ("profiles/short/widht", 4, "unknown key 'widht'"),
+        ("profiles/short/repeats", "two", "repeats should be a whole number"),
+        ("profiles/short/repeats", 0, "repeats should be a whole number"),
+        ("data/parameter", "datum", "no parameter 'datum'"),
+        ("data/sets", "mnist", "'sets' should be a list of names"),
+        ("requires", {"cuda": "12"}, "unknown key 'cuda'"),
+        ("draw/0/kind", "pie", "kind is one of"),
+        ("draw/0/title", ..., "lacks the text 'title'"),
+        ("draw/0/colour", "red", "unknown key 'colour'"),
+        ("draw", {"name": "x"}, "should be a list of tables"),
+    ],
+)
+def test_each_mistake_in_the_file_is_named(path: str, value: Any, message: str) -> None:
+    with pytest.raises((ExperimentFileError, UnknownNameError), match=message) as caught:
+        parse_spec(_with(path, value))
+
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("parameters/width/default", 65),
+        ("parameters/width/default", "8"),
+        ("parameters/width/default", True),
+        ("parameters/precision/default", "fp31"),
+        ("profiles/short/width", [4, 0]),
+        ("profiles/short/width", 4.5),
+    ],
+)
+def test_a_value_against_its_declaration_shows_it(path: str, value: Any) -> None:
+    with pytest.raises(BadValueError) as caught:
+        parse_spec(_with(path, value))
+
+    assert "axis row" in caught.value.next_step
+
+
+def test_an_unknown_key_names_the_nearest() -> None:
+    with pytest.raises(ExperimentFileError, match="did you mean 'summary'"):
+        parse_spec(_with("experiment/sumary", "x"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("width", " 12 ", 12),
+        ("lr", "1e-3", 0.001),
+        ("lr", "3", 3.0),
+        ("flip", "True", True),
+        ("flip", "0", False),
+        ("precision", "bf16", "bf16"),
+        ("note", "a,b=c", "a,b=c"),
+    ],
+)
+def test_words_become_values(name: str, text: str, value: Any) -> None:
+    parsed = spec().parameter(name).parse(text)
+
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("width", "1.5", "not of type int"),
+        ("width", "", "not of type int"),
+        ("width", "0", "below 1"),
+        ("width", "65", "above 64"),
+        ("lr", "nan", "not a number"),
+        ("lr", "-0.1", "below 0"),
+        ("lr", "fast", "not of type float"),
+        ("flip", "yes", "true or false"),
+        ("precision", "bf61", "did you mean 'bf16'?"),
+        ("precision", "q", "not a known value"),
+    ],
+)
+def test_a_bad_word_shows_why_and_the_declaration(name: str, text: str, why: str) -> None:
+    parameter = spec().parameter(name)
+
+    with pytest.raises(BadValueError) as caught:
+        parameter.parse(text)
+
+    assert caught.value.why == why
+    assert caught.value.next_step == parameter.declaration()
+
+
+def test_an_unknown_parameter_lists_the_known() -> None:
+    with pytest.raises(UnknownNameError, match="unknown parameter 'widht' of 'toy'") as caught:
+        spec().parameter("widht")
+
+    assert "did you mean 'width'?" in caught.value.next_step
+    assert "precision" in caught.value.next_step
+
+
+def test_the_folder_is_the_id(tmp_path: Path) -> None:
+    path = tmp_path / "other" / "experiment.toml"
+    path.parent.mkdir()
+    path.write_text('[experiment]\nid = "toy"\ntitle = "T"\nsummary = "S"\n')
+
+    with pytest.raises(ExperimentFileError, match="id is 'toy' but the folder is 'other'"):
+        load_spec(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "does not exist"), (b"[experiment", "not valid TOML"), (b"\xff", "not valid TOML")],
+)
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: Any, message: str) -> None:
+    path = tmp_path / "toy" / "experiment.toml"
+    path.parent.mkdir()
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(ExperimentFileError, match=message):
+        load_spec(path)

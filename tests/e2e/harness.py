@@ -1,0 +1,105 @@
+"""`narrowgauge` as users start it: a process, a project, a results folder."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from narrowgauge_contract.record import Record, load_record
+
+ROOT = Path(__file__).parents[2]
+ALIAS = "narrowgauge/cpu:local"
+LABEL_RUN = "io.narrowgauge.run"
+
+
+@dataclass(frozen=True)
+class Built:
+    """An image and what building it said."""
+
+    name: str
+    log: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """`narrowgauge`, on a project, with a results folder of its own."""
+
+    project: Path
+    results: Path
+    env: Mapping[str, str]
+
+    def words(self, *words: str) -> list[str]:
+        # Data lie in a folder of their own and belong to no checkout.
+        where = [] if words[0] == "data" else ["--project", str(self.project)]
+        return [sys.executable, "-m", "narrowgauge", *words, *where]
+
+    def run_words(self, experiment: str, *words: str) -> list[str]:
+        fixed = ("--on", "cpu", "--executor", "docker", "--profile", "smoke", "--wait")
+        return [*self.words("run", experiment, *fixed, *words), "--results", str(self.results)]
+
+    def call(self, *words: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+        """Any command to its end; fails, with what it said, where it exits otherwise."""
+        return _finished(self.start(self.words(*words)), expect)
+
+    def run(
+        self, experiment: str, *words: str, expect: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        return _finished(self.start(self.run_words(experiment, *words)), expect)
+
+    def start(self, words: list[str]) -> subprocess.Popen[str]:
+        # A suite started in the background has SIGINT ignored, and children inherit that.
+        return subprocess.Popen(
+            words,
+            env=dict(self.env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=_hear_interrupts,
+        )
+
+    def folder(self) -> Path:
+        """The folder of the one run there is."""
+        found = [path.parent for path in self.results.glob("*/*/job.json")]
+        assert len(found) == 1, found
+        return found[0]
+
+    def record(self) -> Record:
+        return load_record(self.folder() / "record.json")
+
+
+def _hear_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _finished(process: subprocess.Popen[str], expect: int) -> subprocess.CompletedProcess[str]:
+    try:
+        out, err = process.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    assert process.returncode == expect, f"exit {process.returncode}, not {expect}\n{out}\n{err}"
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+    """The condition's first true value; fails after a while, saying what never came."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"{what} did not come within {seconds:g} s")
+
+
+def facts_in(record: Record) -> dict[str, Any]:
+    """The facts of a record's one row."""
+    (row,) = record.rows
+    return dict(row.facts)

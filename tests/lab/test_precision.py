@@ -1,0 +1,176 @@
+"""Which precision may run, which one did, and loss scaling, on CPU and both ages of torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from narrowgauge_contract.errors import NotApplicableError
+from narrowgauge_lab import torch_compat
+from narrowgauge_lab.optim import SGD
+from narrowgauge_lab.precision import LossScale, Mode, available, enter, probe
+
+CPU = torch.device("cpu")
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+
+
+def test_fp32_works_everywhere_and_switches_tf32_off() -> None:
+    torch_compat.allow_tf32(True)
+    assert all(torch_compat.tf32_allowed().values())
+
+    mode = enter("fp32", CPU)
+
+    assert torch_compat.tf32_allowed() == {"matmul": False, "conv": False}
+    assert not mode.scales_loss
+    assert mode.dtype == torch.float32
+
+
+def test_tf32_on_cpu_is_refused_with_what_works() -> None:
+    with pytest.raises(NotApplicableError, match="tf32 does not work on cpu") as caught:
+        enter("tf32", CPU)
+
+    assert "tensor cores" in caught.value.why
+    assert "-p precision=fp32" in caught.value.next_step
+
+
+def test_what_is_available_on_cpu_follows_torch() -> None:
+    works = available(CPU)
+
+    assert works[0] == "fp32"
+    assert "tf32" not in works
+    if torch_compat.torch_version() < (1, 10):
+        assert works == ["fp32"]
+    if torch_compat.torch_version() >= (2, 13):
+        assert works == ["fp32", "bf16", "fp16"]
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_the_probe_sees_what_layers_give(name: str) -> None:
+    if name not in available(CPU):
+        pytest.skip(f"no {name} autocast on CPU with torch {torch.__version__}")
+    assert probe(_model(), enter(name, CPU), torch.ones(2, 1, 4, 4)) == name
+
+
+class _Disobedient(nn.Module):
+    """Computes its linear layer in float64, whatever was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3)
+        self.linear = nn.Linear(4, 2).double()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.conv(images).flatten(1).double())
+
+
+def test_the_probe_names_every_precision_it_meets() -> None:
+    ran = probe(_Disobedient(), Mode("fp32", CPU), torch.ones(2, 1, 4, 4))
+
+    assert ran == "fp32+torch.float64"
+
+
+def test_the_probe_changes_no_state_and_leaves_no_hook() -> None:
+    model = _model().train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    probe(model, Mode("fp32", CPU), torch.randn(2, 1, 4, 4))
+
+    assert model.training
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_overflow_halves_the_scale_and_good_steps_double_it() -> None:
+    scale = LossScale(CPU, initial=1024.0, interval=3)
+    seen = []
+    for overflowed in (False, False, True, False, False, False, False):
+        scale.update(torch.tensor(overflowed))
+        seen.append(float(scale.scale))
+
+    # The overflow starts the count anew; three good steps in a row then double.
+    assert seen == [1024.0, 1024.0, 512.0, 512.0, 512.0, 1024.0, 1024.0]
+    assert int(scale.skipped) == 1
+    assert int(scale.good_steps) == 1
+
+
+def test_the_scale_never_becomes_infinite() -> None:
+    scale = LossScale(CPU, initial=2.0**127, interval=1)
+    scale.update(torch.tensor(False))
+
+    assert float(scale.scale) == 2.0**127
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+def test_unscaling_divides_and_tells_of_one_bad_element(bad: float) -> None:
+    scale = LossScale(CPU, initial=8.0)
+    gradient = torch.tensor([8.0, -16.0, 0.0])
+    assert not scale.unscale(gradient)
+    assert gradient.tolist() == [1.0, -2.0, 0.0]
+    gradient[1] = bad
+    assert scale.unscale(gradient)
+
+
+def test_scaled_and_unscaled_steps_agree() -> None:
+    """A power of two is exact in float32, so scaling changes nothing at all."""
+    inputs, target = torch.randn(5, 4), torch.randn(5, 2)
+    weights = []
+    for scaled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer, scale = SGD(model, rate=0.1), LossScale(CPU)
+        for _ in range(3):
+            loss = (model(inputs) - target).pow(2).mean()
+            optimizer.differentiate(scale.apply(loss) if scaled else loss)
+            skip = scale.unscale(optimizer.gradient) if scaled else None
+            optimizer.step(skip)
+        weights.append(model.weight.detach().clone())
+
+    assert torch.equal(*weights)
+
+
+def test_an_overflowing_step_changes_neither_weights_nor_momentum() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = SGD(model, rate=0.1)
+    optimizer.gradient.fill_(1.0)
+    optimizer.step(torch.tensor(False))
+    values, momentum = optimizer.values.clone(), optimizer.state["momentum"].clone()
+
+    optimizer.gradient.fill_(float("nan"))
+    optimizer.step(torch.tensor(True))
+    assert torch.equal(optimizer.values, values)
+    assert torch.equal(optimizer.state["momentum"], momentum)
+
+    optimizer.gradient.fill_(1.0)
+    optimizer.step(torch.tensor(False))
+    assert not torch.equal(optimizer.values, values)
+    assert torch.isfinite(optimizer.values).all()
+
+
+def test_the_rule_is_that_of_grad_scaler() -> None:
+    """torch's own update, where this torch has it on CPU."""
+    if torch_compat.torch_version() < (2, 3):
+        pytest.skip("no _amp_update_scale_ on CPU in this torch")
+    scale = LossScale(CPU, initial=64.0, interval=4)
+    theirs, tracker = torch.tensor(64.0), torch.tensor(0, dtype=torch.int32)
+    generator = torch.Generator().manual_seed(3)
+    for overflowed in (torch.rand(200, generator=generator) < 0.15).tolist():
+        scale.update(torch.tensor(overflowed))
+        torch._amp_update_scale_(theirs, tracker, torch.tensor(float(overflowed)), 2.0, 0.5, 4)
+        assert float(scale.scale) == float(theirs)
+        assert int(scale.good_steps) == int(tracker)
+
+
+def test_the_scale_survives_a_checkpoint() -> None:
+    one, other = LossScale(CPU, initial=16.0, interval=2), LossScale(CPU, interval=2)
+    one.update(torch.tensor(True))
+    one.update(torch.tensor(False))
+    other.load_state_dict(one.state_dict())
+    for scale in (one, other):
+        scale.update(torch.tensor(False))
+
+    assert float(one.scale) == float(other.scale) == 16.0
+    assert int(other.skipped) == 1

@@ -1,0 +1,275 @@
+"""The training loop on CPU: what it records, when it stops, that a resumed row is the same row."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from training_cases import CLASSES, Case, feeds, recipe
+
+from narrowgauge_contract.errors import NotApplicableError, UnknownNameError
+from narrowgauge_contract.events import EVENTS_FILE, EventKind, read_events
+from narrowgauge_contract.outcome import Status
+from narrowgauge_lab import precision
+from narrowgauge_lab.checkpoint import CheckpointMismatchError
+from narrowgauge_lab.history import EPOCH_METRICS, SCALING_METRICS
+
+#: Timings differ from run to run; everything else must not.
+_TIMED = {"images_per_second", "epoch_seconds"}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny layers on a shared machine: one thread is faster than threads that wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _state(model: torch.nn.Module) -> dict:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def _assert_equal_states(one: dict, other: dict) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def test_the_loss_falls_and_the_network_learns(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.train(recipe(epochs=8))
+
+    losses = case.values("train_loss")
+    assert losses[-1] < 0.5 * losses[0]
+    assert case.values("test_accuracy")[-1] > 80.0
+    assert case.row().validity.valid
+
+
+def test_every_epoch_has_every_metric_with_unit_and_source(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.train(recipe(epochs=3))
+
+    metrics = {metric.name: metric for metric in case.row().metrics}
+    assert set(metrics) == set(EPOCH_METRICS)
+    for name, metric in metrics.items():
+        assert metric.index == "epoch"
+        assert len(metric.values) == 3
+        assert metric.unit == EPOCH_METRICS[name][0]
+        assert metric.source
+    assert metrics["learning_rate"].values == pytest.approx((0.05, 0.05, 0.005))
+    assert all(0 < value < 1e9 for value in metrics["images_per_second"].values)
+
+
+def test_training_measures_are_over_all_images_also_of_the_partial_batch(tmp_path: Path) -> None:
+    """With a rate of 0 and no dropout, the training pass is one evaluation in train mode."""
+    case = Case(tmp_path)
+    model = case.train(recipe(epochs=1, rate=0.0), dropout=0.0)
+
+    (accuracy,) = case.values("train_accuracy")
+    assert accuracy * 70 / 100 == pytest.approx(round(accuracy * 70 / 100))
+    assert case.row().facts["training_images"] == 70
+    # Batch normalisation saw 5 batches (16 · 4 + 6), not 4.
+    assert int(model.norm.num_batches_tracked) == 5
+
+
+def test_test_measures_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    """The mean over 33 images in batches of 20 and 13 is the mean over all at once."""
+    case = Case(tmp_path)
+    model = case.train(recipe(epochs=2))
+    _, test_set = feeds()
+    images, labels = test_set.batch(torch.arange(33))
+    model.eval()
+    with torch.no_grad():
+        logits = model(images)
+
+    loss = torch.nn.functional.cross_entropy(logits, labels).item()
+    assert case.values("test_loss")[-1] == pytest.approx(loss, rel=1e-5)
+    accuracy = 100.0 * (logits.argmax(1) == labels).double().mean().item()
+    assert case.values("test_accuracy")[-1] == pytest.approx(accuracy)
+
+
+def test_the_confusion_matrix_is_of_the_last_epoch_on_the_whole_test_set(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.train(recipe(epochs=3))
+
+    (side_file,) = case.row().side_files
+    assert side_file.path == "row-0/confusion.json"
+    table = json.loads((tmp_path / side_file.path).read_text())
+    counts = np.array(table["counts"])
+    assert table["labels"] == list(CLASSES)
+    assert counts.shape == (3, 3)
+    assert counts.sum() == 33
+    assert 100.0 * np.trace(counts) / 33 == pytest.approx(case.values("test_accuracy")[-1])
+    # Rows are the true classes.
+    true = np.bincount(feeds()[1].labels.numpy(), minlength=3)
+    assert counts.sum(axis=1).tolist() == true.tolist()
+
+
+def test_a_seed_fixes_weights_and_metrics(tmp_path: Path) -> None:
+    first, second = Case(tmp_path / "a"), Case(tmp_path / "b")
+    one, two = first.train(recipe()), second.train(recipe())
+
+    _assert_equal_states(_state(one), _state(two))
+    assert first.values("train_loss") == second.values("train_loss")
+
+
+@pytest.mark.parametrize("killed_in_epoch", [2, 3])
+def test_killed_and_resumed_is_bitwise_the_same_as_never_killed(
+    tmp_path: Path, killed_in_epoch: int
+) -> None:
+    whole = Case(tmp_path / "whole")
+    expected = _state(whole.train(recipe(epochs=4)))
+    case = Case(tmp_path / "killed")
+    # Five batches an epoch: in the middle of the given one.
+    with pytest.raises(KeyboardInterrupt):
+        case.train(recipe(epochs=4), fail_at=5 * (killed_in_epoch - 1) + 3)
+    assert case.row().status is Status.UNFINISHED
+
+    resumed = case.train(recipe(epochs=4), resume=True)
+
+    _assert_equal_states(expected, _state(resumed))
+    row = case.row()
+    assert row.status is Status.COMPLETE
+    assert row.facts["resumed_after_epoch"] == killed_in_epoch - 1
+    for metric in whole.row().metrics:
+        values = case.values(metric.name)
+        assert len(values) == 4
+        if metric.name not in _TIMED:
+            assert values == metric.values
+
+
+def test_killed_twice_and_resumed_twice_is_the_same_too(tmp_path: Path) -> None:
+    whole = Case(tmp_path / "whole")
+    expected = _state(whole.train(recipe(epochs=5)))
+    case = Case(tmp_path / "killed")
+    for fail_at, resume in ((8, False), (7, True)):
+        with pytest.raises(KeyboardInterrupt):
+            case.train(recipe(epochs=5), fail_at=fail_at, resume=resume)
+
+    resumed = case.train(recipe(epochs=5), resume=True)
+
+    _assert_equal_states(expected, _state(resumed))
+    assert case.values("train_loss") == whole.values("train_loss")
+
+
+def test_a_run_that_was_not_asked_to_resume_starts_anew(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.train(recipe(epochs=3))
+    first = case.values("train_loss")
+    case = Case(tmp_path / "again")
+    case.train(recipe(epochs=3))
+
+    assert "resumed_after_epoch" not in case.row().facts
+    assert case.values("train_loss") == first
+
+
+def test_a_checkpoint_of_other_parameters_is_refused(tmp_path: Path) -> None:
+    case = Case(tmp_path, parameters={"lr": 0.05})
+    with pytest.raises(KeyboardInterrupt):
+        case.train(recipe(), fail_at=8)
+    other = Case(tmp_path, parameters={"lr": 0.1})
+
+    with pytest.raises(CheckpointMismatchError, match="another configuration"):
+        other.train(recipe(), resume=True)
+
+
+def test_no_checkpoint_is_due_before_its_time(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.train(recipe(epochs=3, checkpoint_seconds=3600.0))
+
+    assert list(tmp_path.rglob("checkpoint-*")) == []
+
+
+@pytest.mark.parametrize("rate", [1e30, math.inf])
+def test_a_diverged_row_is_invalid_and_keeps_what_it_measured(tmp_path: Path, rate: float) -> None:
+    case = Case(tmp_path)
+    case.train(recipe(epochs=4, rate=rate))
+
+    row = case.row()
+    assert row.validity.reasons == ("diverged: loss is NaN/inf at epoch 1",)
+    (loss,) = case.values("train_loss")
+    assert not math.isfinite(loss)
+    assert all(len(metric.values) == 1 for metric in row.metrics)
+    assert not list(tmp_path.rglob("checkpoint-*")), "weights that are NaN are not worth resuming"
+
+
+def test_another_precision_than_asked_is_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(tmp_path)
+    monkeypatch.setattr(precision, "probe", lambda model, mode, images: "fp16+fp32")
+    case.train(recipe(epochs=1))
+
+    assert case.row().validity.reasons == ("asked for precision fp32, ran fp16+fp32",)
+    assert case.row().facts["precision_ran"] == "fp16+fp32"
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_reduced_precision_on_cpu_trains_or_says_what_works(tmp_path: Path, name: str) -> None:
+    case = Case(tmp_path)
+    if name not in precision.available(torch.device("cpu")):
+        with pytest.raises(NotApplicableError, match=f"precision {name}") as caught:
+            case.train(recipe(precision=name))
+        assert "-p precision=fp32" in caught.value.next_step
+        return
+    case.train(recipe(epochs=8, precision=name))
+
+    row = case.row()
+    assert row.validity.valid
+    assert row.facts["precision_ran"] == name
+    assert case.values("train_loss")[-1] < 0.6 * case.values("train_loss")[0]
+    scaled = {metric.name for metric in row.metrics} & set(SCALING_METRICS)
+    assert scaled == (set(SCALING_METRICS) if name == "fp16" else set())
+
+
+def test_reduced_precision_resumes_exactly_with_its_loss_scale(tmp_path: Path) -> None:
+    name = "fp16"
+    if name not in precision.available(torch.device("cpu")):
+        pytest.skip("this torch has no fp16 autocast on CPU")
+    whole, case = Case(tmp_path / "whole"), Case(tmp_path / "killed")
+    expected = _state(whole.train(recipe(precision=name)))
+    with pytest.raises(KeyboardInterrupt):
+        case.train(recipe(precision=name), fail_at=13)
+
+    resumed = case.train(recipe(precision=name), resume=True)
+
+    _assert_equal_states(expected, _state(resumed))
+    assert case.values("loss_scale") == whole.values("loss_scale")
+
+
+def test_progress_counts_images_of_all_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("narrowgauge_lab.training._PROGRESS_SECONDS", 0.0)
+    Case(tmp_path).train(recipe(epochs=2))
+
+    events = [e for e in read_events(tmp_path / EVENTS_FILE) if e.kind is EventKind.PROGRESS]
+    assert [event.data["done"] for event in events] == [16, 32, 48, 64, 70, 86, 102, 118, 134, 140]
+    assert {event.data["total"] for event in events} == {140}
+    assert [e.data["phase"] for e in events][::5] == ["epoch 1/2", "epoch 2/2"]
+
+
+def test_unknown_precision_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="unknown precision 'fp61'") as caught:
+        precision.enter("fp61", torch.device("cpu"))
+
+    assert "did you mean 'fp16'" in caught.value.next_step
+
+
+def test_importing_the_loop_draws_nothing(tmp_path: Path) -> None:
+    """A row's first draw is the model's initial weights, whatever the parent did before."""
+    random.seed(1)
+    Case(tmp_path / "a").train(recipe(epochs=1))
+    random.seed(2)
+    np.random.seed(2)
+    torch.manual_seed(2)
+    Case(tmp_path / "b").train(recipe(epochs=1))
+
+    assert Case(tmp_path / "a").values("train_loss") == Case(tmp_path / "b").values("train_loss")

@@ -1,0 +1,191 @@
+"""Pictures and tables: drawn from the record alone, always the same, never from damaged files."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from result_cases import SPEC, job, record_of, recorded, with_row
+
+from narrowgauge.draw import draw_run
+from narrowgauge.store import RunFolder, Store
+from narrowgauge.tables import markdown_table, write_tables
+from narrowgauge_contract.errors import DamagedRecordError
+from narrowgauge_contract.outcome import Metric, Validity
+from narrowgauge_contract.record import Record
+
+TABLES = {"rows.csv", "summary.csv", "summary.md"}
+
+
+def _with(tmp_path: Path, change: object) -> RunFolder:
+    folder = Store(tmp_path).new_run(job())
+    record = change(record_of(folder))  # type: ignore[operator]
+    folder.write_record(record)
+    return folder
+
+
+def _names(paths: list[Path]) -> set[str]:
+    return {path.name for path in paths}
+
+
+def _digests(folder: RunFolder) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.derived.iterdir()
+    }
+
+
+def test_everything_is_drawn_and_drawn_again_the_same(tmp_path: Path) -> None:
+    folder = recorded(tmp_path)
+
+    made = draw_run(folder)
+
+    pictures = ("loss", "speed", "confusion-precision-fp32", "confusion-precision-bf16")
+    assert _names(made) == TABLES | {f"{p}.{s}" for p in pictures for s in ("svg", "png")}
+    first = _digests(folder)
+    draw_run(folder)
+    assert _digests(folder) == first
+
+
+def test_pictures_hold_something_and_name_their_axes(tmp_path: Path) -> None:
+    folder = recorded(tmp_path)
+    draw_run(folder)
+
+    for path in folder.derived.glob("*.png"):
+        with Image.open(path) as picture:
+            assert min(picture.size) > 300
+            colours = picture.convert("RGB").getcolors(1 << 24)
+            assert colours is not None
+            assert len(colours) > 20
+    svg = (folder.derived / "loss.svg").read_text(encoding="utf-8")
+    assert "accuracy (%)" in svg
+    assert "loss (nat)" in svg
+    assert "precision=bf16" in svg
+    assert "2026" not in svg.partition("<svg")[0]
+
+
+def test_a_matrix_sums_the_valid_repeats(tmp_path: Path) -> None:
+    folder = recorded(tmp_path)
+    draw_run(folder)
+
+    # repeats 0, 1, 2 hold 9+9+9 cats called cats, 0+1+2 called dogs, 2+2+2 dogs called cats
+    svg = (folder.derived / "confusion-precision-fp32.svg").read_text(encoding="utf-8")
+    for count in ("27", "3", "6", "24"):
+        assert f"<!-- {count} -->" in svg
+
+
+def test_invalid_rows_are_not_drawn(tmp_path: Path) -> None:
+    whole = recorded(tmp_path / "a")
+    part = Store(tmp_path / "b").new_run(job())
+    record = record_of(part)
+    for index in (0, 2, 4):
+        record = with_row(record, index, validity=Validity(False, ("hot",)))
+    part.write_record(record)
+
+    draw_run(whole)
+    made = draw_run(part)
+
+    assert "confusion.svg" in _names(made)  # one configuration is left, so no name of its own
+    assert "precision=fp32" not in (part.derived / "loss.svg").read_text(encoding="utf-8")
+
+
+def test_without_a_valid_row_there_are_tables_only(tmp_path: Path) -> None:
+    def spoil(record: Record) -> Record:
+        for row in record.rows:
+            record = with_row(record, row.index, validity=Validity(False, ("hot",)))
+        return record
+
+    assert _names(draw_run(_with(tmp_path, spoil))) == TABLES
+
+
+def test_made_up_data_is_written_on_the_picture(tmp_path: Path) -> None:
+    folder = _with(tmp_path, lambda record: dataclasses.replace(record, synthetic=True))
+
+    draw_run(folder)
+
+    assert "made-up data" in (folder.derived / "loss.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("change", ["altered", "missing"])
+def test_a_changed_side_file_is_not_drawn_but_all_else_is(tmp_path: Path, change: str) -> None:
+    folder = recorded(tmp_path)
+    side = folder.out / "row-0" / "confusion.json"
+    if change == "missing":
+        side.unlink()
+    else:
+        side.write_text('{"labels": ["cat", "dog"], "counts": [[1, 2], [3, 4]]}')
+
+    with pytest.raises(DamagedRecordError, match=r"row-0/confusion\.json is missing or was"):
+        draw_run(folder)
+
+    names = {path.name for path in folder.derived.iterdir()}
+    assert {"loss.png", "speed.png", *TABLES} <= names
+    assert "confusion-precision-fp32.png" not in names
+
+
+def test_a_diverged_loss_is_drawn_without_a_crash(tmp_path: Path) -> None:
+    def diverge(record: Record) -> Record:
+        losses = Metric("loss", "nat", "x", (2.0, float("nan"), float("inf")), "epoch")
+        speed = Metric("images_per_second", "images/s", "x", (1.0, float("nan")), "epoch")
+        for row in record.rows:
+            record = with_row(record, row.index, metrics=(losses, speed))
+        return record
+
+    assert "loss.png" in _names(draw_run(_with(tmp_path, diverge)))
+
+
+def test_a_drawing_whose_metric_nobody_measured_is_left_out(tmp_path: Path) -> None:
+    spec = {**SPEC, "draw": [{"name": "x", "kind": "curve", "title": "X", "metrics": ["power"]}]}
+    folder = _with(tmp_path, lambda record: dataclasses.replace(record, spec=spec))
+
+    assert _names(draw_run(folder)) == TABLES
+
+
+def test_rows_of_unlike_length_are_drawn(tmp_path: Path) -> None:
+    def shorten(record: Record) -> Record:
+        return with_row(record, 0, metrics=(Metric("loss", "nat", "monotonic", (1.0,), "epoch"),))
+
+    assert "loss.png" in _names(draw_run(_with(tmp_path, shorten)))
+
+
+class TestTables:
+    def test_every_row_is_in_the_csv_with_its_reasons(self, tmp_path: Path) -> None:
+        folder = _with(
+            tmp_path,
+            lambda record: with_row(record, 1, validity=Validity(False, ("too, hot", "slow"))),
+        )
+        write_tables(folder.record(), tmp_path)
+
+        with open(tmp_path / "rows.csv", encoding="utf-8", newline="") as stream:
+            rows = list(csv.DictReader(stream))
+
+        assert [row["row"] for row in rows] == list("012345")
+        assert (rows[1]["valid"], rows[1]["reasons"]) == ("no", "too, hot; slow")
+        assert float(rows[0]["accuracy (%)"]) == pytest.approx(99.0)
+
+    def test_the_summary_is_over_valid_rows(self, tmp_path: Path) -> None:
+        folder = _with(
+            tmp_path, lambda record: with_row(record, 1, validity=Validity(False, ("hot",)))
+        )
+        write_tables(folder.record(), tmp_path)
+
+        with open(tmp_path / "summary.csv", encoding="utf-8", newline="") as stream:
+            lines = list(csv.DictReader(stream))
+
+        bf16 = next(ln for ln in lines if (ln["precision"], ln["metric"]) == ("bf16", "accuracy"))
+        assert (bf16["valid"], bf16["repeats"], bf16["low95"]) == ("2", "3", "")
+        assert float(bf16["median"]) == pytest.approx(98.15)
+
+    def test_markdown_has_a_line_per_configuration(self, tmp_path: Path) -> None:
+        text = markdown_table(recorded(tmp_path).record(), ["accuracy"])
+
+        assert text.splitlines() == [
+            "| precision | accuracy (%) | valid repeats |",
+            "| --- | --- | --- |",
+            "| fp32 | 99.10 (99.00 to 99.20) | 3/3 |",
+            "| bf16 | 98.10 (98.00 to 98.20) | 3/3 |",
+        ]

@@ -1,0 +1,168 @@
+"""Every command and every option, frozen: the command line does not grow by accident.
+
+A change here is a change for users, and belongs into the changelog.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from narrowgauge.cli.app import MODULES, build_app
+
+FROZEN = """
+narrowgauge --version
+narrowgauge attach RUN --results --project --wait --json
+narrowgauge compare RUN RUN --results --project --json
+narrowgauge data
+narrowgauge data fetch [SET] --data --from
+narrowgauge data pack SET --max --out --data
+narrowgauge data unpack PART --data
+narrowgauge data verify [SET] --data --repair --json
+narrowgauge images
+narrowgauge images build TARGET --base --wheels --no-cache --project
+narrowgauge images lock [TARGET] --packages --project
+narrowgauge images render --check --project
+narrowgauge list --project --json
+narrowgauge plan EXPERIMENT --on --executor --profile -p/--parameter... --seed --results --data \
+--project --json
+narrowgauge results --experiment --status --limit --results --project --json
+narrowgauge results export RUN --reference --out --results --project
+narrowgauge results tables [EXPERIMENT] --check --project
+narrowgauge run EXPERIMENT --on --executor --profile -p/--parameter... --seed --results --data \
+--project --lab-python --wait --json
+narrowgauge shell [COMMAND] --on --executor --data --project --lab-python
+narrowgauge show [RUN] --results --project --json
+narrowgauge weights
+narrowgauge weights import FILE --name --recipe --store
+narrowgauge weights list --store --json
+narrowgauge weights train EXPERIMENT --name --on --executor --profile -p/--parameter... --seed \
+--results --data --store --project --lab-python
+"""
+
+
+def _lines(command: Any, name: str) -> list[str]:
+    """One line for a command and its parameters, then those of its subcommands."""
+    words = []
+    for parameter in command.params:
+        options = sorted({*parameter.opts, *parameter.secondary_opts}, key=lambda o: (len(o), o))
+        if parameter.param_type_name == "argument":
+            shown = (parameter.metavar or parameter.name).strip("[].").upper()
+            words.append(shown if parameter.required else f"[{shown}]")
+        elif parameter.name not in ("install_completion", "show_completion", "help"):
+            words.append("/".join(options) + ("..." if parameter.multiple else ""))
+    lines = [" ".join([name, *words])]
+    for sub in sorted(getattr(command, "commands", {})):
+        lines += _lines(command.commands[sub], f"{name} {sub}".strip())
+    return lines
+
+
+def test_every_option_is_frozen() -> None:
+    found = _lines(typer.main.get_command(build_app()), "narrowgauge")
+
+    assert found == FROZEN.strip().splitlines(), "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_table_of_modules_is_true(module: str) -> None:
+    app = typer.Typer()
+    importlib.import_module(module).register(app)
+    named = {each.name for each in (*app.registered_commands, *app.registered_groups)}
+
+    assert named == set(MODULES[module])
+
+
+def test_every_command_has_a_help_and_every_option_too() -> None:
+    def check(command: Any) -> None:
+        assert command.help, command.name
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                assert parameter.help, f"{command.name} {parameter.opts}"
+        for sub in getattr(command, "commands", {}).values():
+            check(sub)
+
+    check(typer.main.get_command(build_app()))
+
+
+@pytest.mark.parametrize(
+    ("words", "forbidden"),
+    [
+        (["--help"], {"rich", "docker", "pydantic", "matplotlib", "scipy", "jinja2", "numpy"}),
+        (["plan", "mnist"], {"rich", "docker", "pydantic", "matplotlib", "scipy", "numpy"}),
+        (["run", "--help"], {"rich", "docker", "pydantic", "matplotlib", "scipy", "numpy"}),
+    ],
+)
+def test_quick_commands_import_nothing_slow(words: list[str], forbidden: set[str]) -> None:
+    code = (
+        "import sys; from narrowgauge.cli.app import run_program; import os;"
+        f"assert run_program({words!r}, os.environ, sys.stderr) == 0;"
+        f"print(sorted({forbidden!r} & set(sys.modules)))"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def _complete(shell_words: str, position: int) -> list[str]:
+    """What bash would be offered for the word at `position`."""
+    root = Path(__file__).parents[2]
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(root / "src"),
+        "_NARROWGAUGE_COMPLETE": "complete_bash",
+        "COMP_WORDS": shell_words,
+        "COMP_CWORD": str(position),
+    }
+    code = "from narrowgauge.cli.app import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True, check=False
+    )
+    return re.split(r"\s+", done.stdout.strip())
+
+
+@pytest.mark.parametrize(
+    ("words", "position", "offered"),
+    [
+        ("narrowgauge pl", 1, "plan"),
+        ("narrowgauge run mni", 2, "mnist"),
+        ("narrowgauge run mnist --on deskt", 4, "desktop"),
+        ("narrowgauge run mnist --profile sm", 4, "smoke"),
+        ("narrowgauge run mnist -p prec", 4, "precision="),
+        ("narrowgauge attach late", 2, "latest"),
+    ],
+)
+def test_the_shell_completes_names(words: str, position: int, offered: str) -> None:
+    assert offered in _complete(words, position)
+
+
+def test_the_version_is_told() -> None:
+    from narrowgauge_contract import __version__
+
+    code = "from narrowgauge.cli.app import main; main()"
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"],
+        env={**os.environ, "PYTHONPATH": str(root / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == f"narrowgauge {__version__}\n"

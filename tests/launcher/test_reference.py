@@ -1,0 +1,121 @@
+"""Reference records: true, small, reproducible; and tables that are generated from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+from result_cases import host, recorded, with_row
+
+from narrowgauge.errors import UsageError
+from narrowgauge.reference import MOST_SAMPLES, export, reduce_record, render_tables, update_page
+from narrowgauge_contract.outcome import Metric, Validity
+from narrowgauge_contract.record import ImageFacts, Record, load_record
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    return recorded(tmp_path).record()
+
+
+def _long(record: Record, count: int) -> Record:
+    chance = random.Random(3)
+    metric = Metric(
+        "t", "s", "x", tuple(chance.random() for _ in range(count)), "", {"cache": "hot"}
+    )
+    return with_row(record, 0, metrics=(metric,))
+
+
+def test_what_is_small_stays_as_it_was_recorded(record: Record) -> None:
+    assert reduce_record(record) == record
+    assert reduce_record(_long(record, MOST_SAMPLES)) == _long(record, MOST_SAMPLES)
+
+
+def test_long_samples_are_thinned_evenly_and_say_so(record: Record) -> None:
+    values = _long(record, 5000).rows[0].metrics[0].values
+
+    metric = reduce_record(_long(record, 5000)).rows[0].metrics[0]
+
+    assert len(metric.values) == MOST_SAMPLES
+    assert (metric.values[0], metric.values[-1]) == (values[0], values[-1])
+    places = [values.index(value) for value in metric.values]
+    steps = [b - a for a, b in itertools.pairwise(places)]
+    assert max(steps) - min(steps) <= 1
+    assert metric.conditions == {
+        "cache": "hot",
+        "samples": "200 of 5000, evenly spaced, first and last included",
+    }
+
+
+def test_an_export_loads_and_is_the_same_twice(record: Record, tmp_path: Path) -> None:
+    path = export(record, tmp_path / "experiments")
+    first = path.read_bytes()
+
+    assert path == tmp_path / f"experiments/toy/reference/epyc/{record.run_id}.json.gz"
+    assert load_record(path) == record
+    assert export(record, tmp_path / "experiments").read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"synthetic": True}, "made up"),
+        ({"inside": None}, "which device"),
+        (
+            {"host": host(image=ImageFacts("n", "sha256:a", "b", None, "t", stand_in=True))},
+            "stand-in",
+        ),
+    ],
+)
+def test_what_proves_nothing_is_no_reference(
+    record: Record, tmp_path: Path, change: dict[str, object], why: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        export(dataclasses.replace(record, **change), tmp_path)  # type: ignore[arg-type]
+
+    assert why in caught.value.why
+
+
+def test_a_run_without_a_valid_row_is_no_reference(record: Record, tmp_path: Path) -> None:
+    rows = tuple(dataclasses.replace(r, validity=Validity(False, ("x",))) for r in record.rows)
+
+    with pytest.raises(UsageError) as caught:
+        export(dataclasses.replace(record, rows=rows), tmp_path)
+
+    assert "no valid row" in caught.value.why
+
+
+class TestTables:
+    @pytest.fixture
+    def folder(self, record: Record, tmp_path: Path) -> Path:
+        export(record, tmp_path)
+        folder = tmp_path / "toy"
+        marker = f"<!-- table: epyc/{record.run_id} accuracy -->"
+        (folder / "README.md").write_text(f"# Toy\n\n{marker}\n<!-- /table -->\n\nEnd.\n")
+        return folder
+
+    def test_the_table_is_put_between_its_marks(self, folder: Path) -> None:
+        update_page(folder, check=False, say=lambda _: None)
+
+        text = (folder / "README.md").read_text()
+        assert "| fp32 | 99.10 (99.00 to 99.20) | 3/3 |" in text
+        assert "short on EPYC, torch 2.13.0" in text
+        assert text.endswith("<!-- /table -->\n\nEnd.\n")
+
+    def test_check_fails_before_and_passes_after(self, folder: Path) -> None:
+        before = (folder / "README.md").read_bytes()
+        with pytest.raises(UsageError, match="out of date"):
+            update_page(folder, check=True, say=lambda _: None)
+        assert (folder / "README.md").read_bytes() == before
+
+        update_page(folder, check=False, say=lambda _: None)
+        update_page(folder, check=True, say=lambda _: None)
+
+    def test_a_marker_without_its_record_is_an_error(self, tmp_path: Path) -> None:
+        page = "<!-- table: h200/none -->\n<!-- /table -->\n"
+
+        with pytest.raises(UsageError, match="has no record"):
+            render_tables(page, tmp_path)
