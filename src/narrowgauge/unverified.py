@@ -1,6 +1,7 @@
 """Gathers the `unverified:` markers into docs/unverified.md, so that green never implies them.
 
-A marker is a comment anywhere in the tree: `unverified: <what> | <why> | <how to verify>`.
+A marker is a comment anywhere in the tree: the word `unverified`, a colon, and then what, why and
+how to verify it, with a bar between each.
 Run as `python -m narrowgauge.unverified [--check]`.
 """
 

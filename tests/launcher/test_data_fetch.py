@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import multiprocessing
@@ -458,16 +457,14 @@ class TestDecode:
         self, tmp_path: Path, layout: str, name: str, content: bytes
     ) -> None:
         files = {**(cifar_files() if layout == "cifar-binary" else png_files()), name: content}
-        folder = write(tmp_path / "files", files)
-        (tmp_path / "made").mkdir()
+        write(tmp_path / "given", files)
+        declared = dataset(COLOUR, mirror("https://x", ["x.tgz"], layout))
 
-        with contextlib.suppress(OSError), pytest.raises(decode.BadSourceError):
-            decode.decode(
-                decode.LAYOUTS[layout],
-                {path.name: path for path in folder.iterdir()},
-                dataset(COLOUR),
-                tmp_path / "made",
-            )
+        with pytest.raises(DataUnavailable, match="does not hold tiny") as caught:
+            fetch.fetch_from(declared, tmp_path / "data", tmp_path / "given", print, ENV)
+
+        assert layout in caught.value.why
+        assert_nothing(tmp_path / "data")
 
     def test_an_archive_cannot_write_outside_its_folder(self, tmp_path: Path) -> None:
         write(tmp_path, {"x.tgz": tarball(idx_files(), folder="../../..")})

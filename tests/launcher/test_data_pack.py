@@ -1,4 +1,4 @@
-"""Packing a set into parts, and that the bare unpacker of the contract makes the same set of them."""
+"""Packing a set into parts, and that the contract's bare unpacker makes the same set of them."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 from result_cases import host, job, record_of, recorded, with_row
 from rich.console import Console
 
+from narrowgauge.draw import draw_run
 from narrowgauge.show import print_results, show_run
 from narrowgauge.store import RunFolder, Store
 from narrowgauge.view import format_value, load_view, number, spark, to_json, warnings_of
@@ -266,3 +267,21 @@ def test_a_long_curve_keeps_its_ends() -> None:
 
     assert len(line) == 16
     assert (line[0], line[-1]) == ("▁", "█")
+
+
+FIXTURES = sorted((Path(__file__).parents[1] / "data" / "records").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
+def test_records_of_other_experiments_show_and_draw(tmp_path: Path, path: Path) -> None:
+    """A run of an experiment that this checkout does not have: the record alone is enough."""
+    folder = RunFolder(tmp_path / "x" / path.stem)
+    folder.path.mkdir(parents=True)
+    (folder.path / "record.json").write_bytes(path.read_bytes())
+
+    screen = _screen(folder)
+    made = draw_run(folder)
+
+    assert folder.record().run_id in screen
+    assert "Results" in screen
+    assert {"rows.csv", "summary.md"} <= {each.name for each in made}

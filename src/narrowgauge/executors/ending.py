@@ -9,7 +9,7 @@ from narrowgauge_contract.outcome import ErrorInfo, Status
 __all__ = ["ending_from", "vanished"]
 
 _SIGKILL = 9
-_ATTACH = "narrowgauge show RUN has what it measured until then; run it again for the rest"
+_AGAIN = "run it again for what is missing"
 
 #: What the lab's own exit codes mean where it left no outcome to say more.
 _SAID = {
@@ -49,7 +49,7 @@ def ending_from(status: int, *, out_of_memory: bool, log_tail: str, what: str) -
             log_tail,
             f"the {what} was killed by signal {status - 128}",
             "not by this launcher",
-            _ATTACH,
+            _AGAIN,
         )
     if status in _SAID:
         code = ExitCode(status)
@@ -66,7 +66,7 @@ def ending_from(status: int, *, out_of_memory: bool, log_tail: str, what: str) -
 
 def vanished(what: str, why: str, log_tail: str = "") -> Ending:
     """The ending of a run whose container or process is gone without a word."""
-    return _ended(ExitCode.KILLED, Status.UNFINISHED, log_tail, f"the {what} is gone", why, _ATTACH)
+    return _ended(ExitCode.KILLED, Status.UNFINISHED, log_tail, f"the {what} is gone", why, _AGAIN)
 
 
 def _ended(
