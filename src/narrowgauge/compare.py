@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from narrowgauge import statistics
 from narrowgauge.errors import UsageError
-from narrowgauge.statistics import Configuration, Interval, Summary
+from narrowgauge.statistics import Configuration, Interval, Summary, word
 from narrowgauge.view import format_value, metric_names, number, unit_of
 from narrowgauge_contract.codec import encode
 from narrowgauge_contract.record import Record, disagreements
@@ -67,7 +67,7 @@ def compare(left: Record, right: Record) -> Comparison:
         )
     ignored = _run_level_differences(left, right)
     lefts, rights = (_by_key(record, ignored) for record in (left, right))
-    differences = tuple(disagreements(left, right))
+    differences = tuple(_named_apart(left, right))
     every = [*lefts.values(), *rights.values()]
     names = tuple(name for name in statistics.varying(every) if name not in ignored)
     pairs = [
@@ -85,6 +85,18 @@ def compare(left: Record, right: Record) -> Comparison:
         only_right=tuple(rights[key].label(names) for key in rights if key not in lefts),
         dropped=sum(len(r.rows) - len(r.valid_rows()) for r in (left, right)),
     )
+
+
+def _named_apart(left: Record, right: Record) -> Iterator[str]:
+    """The disagreements, with the parameters one by one: all of them at once say nothing."""
+    for line in disagreements(left, right):
+        if not line.startswith("parameters:"):
+            yield line
+            continue
+        for name in sorted(left.parameters.keys() | right.parameters.keys()):
+            one, other = (r.parameters.get(name, "none") for r in (left, right))
+            if one != other:
+                yield f"parameter {name}: {word(one)} / {word(other)}"
 
 
 def _run_level_differences(left: Record, right: Record) -> tuple[str, ...]:

@@ -104,6 +104,8 @@ def _figure(width: float, height: float, title: str, record: Record) -> Figure:
 
 def _curves(drawing: Drawing, record: Record, folder: RunFolder) -> Iterator[tuple[str, Figure]]:
     """A panel per metric, a colour per configuration, a thin line per repeat, a thick median."""
+    from matplotlib.ticker import MaxNLocator
+
     del folder
     found = [each for each in statistics.configurations(record.rows) if each.valid]
     metrics = [name for name in drawing.metrics if any(r.metric(name) for r in record.valid_rows())]
@@ -120,7 +122,9 @@ def _curves(drawing: Drawing, record: Record, folder: RunFolder) -> Iterator[tup
         if len(metrics) > 1:
             panel.set_title(_axis(metric, ""), fontsize=10, loc="left")
         panel.set_xlabel(drawing.x or _index(record, metric))
-        panel.xaxis.get_major_locator().set_params(integer=True)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        if all(len(line.get_xdata()) < 2 for line in panel.get_lines()):
+            panel.set_xlim(0.5, 1.5)
     if names:
         picture.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
     yield drawing.name, picture

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from narrowgauge import statistics
 from narrowgauge.progress import duration
-from narrowgauge.statistics import Configuration
+from narrowgauge.statistics import Configuration, word
 from narrowgauge.store import Entry, RunFolder, RunState
 from narrowgauge.view import (
     RunView,
@@ -79,7 +79,7 @@ def _header(view: RunView, terminal: bool) -> RenderableType:
     title = view.spec.title if view.spec else record.experiment
     first = Text.assemble((title, "bold"), "   ", (f"{mark} {_ended(view, record)}", colour))
     second = Text(" · ".join(_circumstances(record)), style="dim" if terminal else "")
-    third = Text(" ".join(f"{n}={_listed(v)}" for n, v in sorted(record.parameters.items())))
+    third = Text(" ".join(f"{n}={word(v)}" for n, v in sorted(record.parameters.items())))
     body = Group(first, second, third)
     if not terminal:
         return Group(Text(record.run_id), body)
@@ -99,7 +99,12 @@ def _circumstances(record: Record) -> Iterable[str]:
     yield record.profile
     yield f"seed {record.seed}"
     host = record.host
-    yield f"{host.executor} on {record.target}" if host else f"on {record.target}, no launcher"
+    if host is None:
+        yield f"on {record.target}, no launcher"
+    elif host.executor == record.target:
+        yield record.target
+    else:
+        yield f"{host.executor} on {record.target}"
     if host is not None and host.image is not None:
         yield f"image {_short(host.image.digest)}"
     if record.data_sets:
@@ -114,7 +119,7 @@ def _results(view: RunView, record: Record) -> RenderableType:
     names = statistics.varying(found)
     table = _table("Results", *names, "metric", "figure", "range", "n", "curve")
     for configuration in found:
-        cells = [_listed(configuration.parameters[name]) for name in names]
+        cells = [word(configuration.parameters[name]) for name in names]
         for line, metric in enumerate(view.headline):
             lead = cells if line == 0 else [""] * len(cells)
             table.add_row(*lead, metric, *_metric_cells(configuration, metric, record))
@@ -143,7 +148,7 @@ def _metric_cells(found: Configuration, metric: str, record: Record) -> tuple[Re
         return Text("–"), "", Text(f"0/{len(found.rows)}", style="red"), ""
     first = next(m for row in found.valid if (m := row.metric(metric)) and m.values)
     figure = Text(format_value(summary.median, unit), style="bold")
-    curve = spark(first.values, _CURVE) if first.index else ""
+    curve = spark(first.values, _CURVE) if len(first.values) > 1 and first.index else ""
     repeats = Text(f"{summary.n}/{len(found.rows)}")
     if summary.n < len(found.rows):
         repeats.stylize("red")
@@ -154,6 +159,8 @@ def _spread(summary: statistics.Summary, unit: str) -> str:
     """The interval of the median where there is one, else plainly the least and the most."""
     if summary.n == 1:
         return ""
+    if summary.low == summary.high:
+        return "all equal"
     if summary.interval is not None:
         low, high = summary.interval.low, summary.interval.high
         return f"{number(low, unit)}–{number(high, unit)} (95 %)"
@@ -172,7 +179,7 @@ def _rows(view: RunView, record: Record) -> RenderableType:
         figures = [_row_figure(row, name) for name in view.headline]
         table.add_row(
             str(row.index), str(row.repeat), str(row.seed),
-            *(_listed(row.parameters[name]) for name in names),
+            *(word(row.parameters[name]) for name in names),
             *figures,
             f"{row.seconds:.1f}" if row.seconds is not None else "–",
             _validity(row),
@@ -358,10 +365,6 @@ def _table(title: str, *columns: str, headers: bool = True) -> Table:
             no_wrap=name not in ("metric", "validity", "headline", ""),
         )
     return table
-
-
-def _listed(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _short(digest: str) -> str:

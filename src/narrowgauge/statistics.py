@@ -25,6 +25,7 @@ __all__ = [
     "ratio_interval",
     "summarize",
     "varying",
+    "word",
 ]
 
 COVERAGE = 0.95
@@ -82,7 +83,7 @@ class Configuration:
 
     def label(self, names: Iterable[str]) -> str:
         """`precision=bf16, batch=64`, for the parameters in `names`."""
-        return ", ".join(f"{name}={self.parameters[name]}" for name in names)
+        return ", ".join(f"{name}={word(self.parameters[name])}" for name in names)
 
 
 def summarize(values: Sequence[float]) -> Summary | None:
@@ -167,6 +168,13 @@ def configurations(rows: Iterable[Row]) -> tuple[Configuration, ...]:
         key = tuple(sorted((name, repr(value)) for name, value in row.parameters.items()))
         groups.setdefault(key, []).append(row)
     return tuple(Configuration(group[0].parameters, tuple(group)) for group in groups.values())
+
+
+def word(value: Any) -> str:
+    """A parameter's value as a user types it: `true`, `fp32,bf16`."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(word, value)) if isinstance(value, list) else str(value)
 
 
 def varying(found: Sequence[Configuration]) -> tuple[str, ...]:

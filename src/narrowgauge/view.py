@@ -128,10 +128,8 @@ def number(value: float, unit: str = "") -> str:
         return str(value)
     if unit == "%":
         return f"{value:.2f}"
-    if value == int(value) and abs(value) < 1e6:
-        return f"{int(value)}"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}".replace(",", " ")
+    if value == int(value) or abs(value) >= 1000:
+        return f"{value + 0.0:,.0f}".replace(",", " ")
     return f"{value:.4g}"
 
 

@@ -165,7 +165,7 @@ class ExperimentSpec:
 def load_toml(path: Path) -> Dict[str, Any]:
     """Read one TOML file; needs Python 3.11 or the package tomli."""
     if sys.version_info >= (3, 11):
-        import tomllib as toml
+        import tomllib as toml  # novermin
     else:
         try:
             import tomli as toml

@@ -19,6 +19,7 @@ from narrowgauge_contract.errors import ExitCode, NarrowgaugeError
 from narrowgauge_contract.hashing import tree_hash
 from narrowgauge_contract.outcome import InsideFacts
 from narrowgauge_lab.errors import TorchMissingError
+from narrowgauge_lab.forking import fork
 
 __all__ = ["FactsError", "experiment_hash", "gather", "in_child", "require_torch", "source_hash"]
 
@@ -126,9 +127,7 @@ def in_child(question: Callable[[], Any]) -> Any:
     Raises FactsError where the question raised, or its process died.
     """
     reading, writing = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         os.close(reading)
         _answer(question, writing)

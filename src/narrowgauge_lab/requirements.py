@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import re
 from typing import Tuple
@@ -10,7 +11,7 @@ from narrowgauge_contract.errors import ExperimentFileError, NotApplicableError
 from narrowgauge_contract.outcome import InsideFacts
 from narrowgauge_contract.spec import ExperimentSpec
 
-__all__ = ["choose_device", "require_applicable", "satisfies"]
+__all__ = ["as_used", "choose_device", "require_applicable", "satisfies"]
 
 _COMPARISONS = {
     ">=": operator.ge,
@@ -66,6 +67,14 @@ def choose_device(asked: str, inside: InsideFacts) -> str:
     if asked != "auto":
         return asked
     return "cpu" if inside.accelerator is None else "cuda"
+
+
+def as_used(inside: InsideFacts, device: str) -> InsideFacts:
+    """The facts of a run on `device`: records are compared by their accelerator, so one that the
+    run was told not to use is not among them."""
+    if device != "cpu":
+        return inside
+    return dataclasses.replace(inside, accelerator=None, capability=None)
 
 
 def _numbers(version: str) -> Tuple[int, ...]:

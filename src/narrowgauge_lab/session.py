@@ -81,7 +81,7 @@ def _run_held(request: Request, job: Job, folder: Path, stop: StopRequest) -> Ou
 
     facts.require_torch()
     from narrowgauge_lab.data import check_data
-    from narrowgauge_lab.requirements import choose_device, require_applicable
+    from narrowgauge_lab.requirements import as_used, choose_device, require_applicable
     from narrowgauge_lab.rows import Setting
     from narrowgauge_lab.supervisor import Supervisor
 
@@ -92,10 +92,11 @@ def _run_held(request: Request, job: Job, folder: Path, stop: StopRequest) -> Ou
         try:
             inside = facts.gather(request.env)
             hashes = (facts.source_hash(), facts.experiment_hash(folder / job.experiment))
-            supervisor.begin(inside, *hashes)
+            device = choose_device(request.device, inside)
+            supervisor.begin(as_used(inside, device), *hashes)
             require_applicable(job.experiment_spec(), inside, request.device)
             check_data(job.data_sets, request.data)
-            supervisor.run_rows(choose_device(request.device, inside))
+            supervisor.run_rows(device)
         except Exception as error:
             info, code = describe(error, request.out, otherwise=ExitCode.INTERNAL)
             outcome = supervisor.end(info, code)

@@ -10,7 +10,6 @@ import dataclasses
 import os
 import signal
 import time
-import warnings
 from pathlib import Path
 from typing import IO, List, Optional, Set, Tuple
 
@@ -28,9 +27,10 @@ from narrowgauge_contract.outcome import (
     encode_error,
     fold_outcome,
 )
-from narrowgauge_lab.console import complain, flush
+from narrowgauge_lab.console import complain
 from narrowgauge_lab.errors import OutOfMemoryError, RowCrashedError, disk_full
 from narrowgauge_lab.folder import last_words, mend_events
+from narrowgauge_lab.forking import fork
 from narrowgauge_lab.oom import oom_kills
 from narrowgauge_lab.rows import Setting, live_as_row
 from narrowgauge_lab.stopping import StopRequest
@@ -119,9 +119,14 @@ class Supervisor:
         """One row in a child; its exit code."""
         started = time.monotonic()
         kills = oom_kills()
-        head = {"repeat": plan.repeat, "seed": plan.seed, "parameters": plan.parameters}
         self._ended.discard(plan.index)
-        self._log.emit(EventKind.ROW_START, plan.index, **head)
+        self._log.emit(
+            EventKind.ROW_START,
+            plan.index,
+            repeat=plan.repeat,
+            seed=plan.seed,
+            parameters=plan.parameters,
+        )
         status = self._wait_for_child(plan)
         self._catch_up()
         if os.WIFEXITED(status) and plan.index in self._ended:
@@ -130,13 +135,10 @@ class Supervisor:
 
     def _wait_for_child(self, plan: RowPlan) -> int:
         parent = os.getpid()
-        flush()
         self._crash.seek(0)
         self._crash.truncate()
-        with self._stop.blocked(), warnings.catch_warnings():
-            # Python 3.12 warns because numpy's BLAS has idle threads; it takes them through a fork.
-            warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
-            self._stop.child = os.fork()
+        with self._stop.blocked():
+            self._stop.child = fork()
             if self._stop.child == 0:
                 live_as_row(self._job, plan, self._log, self._setting, parent, self._crash)
         _, status = os.waitpid(self._stop.child, 0)

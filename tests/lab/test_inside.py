@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,18 @@ def test_a_question_that_fails_in_its_child_is_an_error_with_its_trace() -> None
     with pytest.raises(facts.FactsError, match="failed when asked"):
         facts.in_child(lambda: os._exit(3))
     assert facts.in_child(lambda: {"pid": os.getpid()})["pid"] != os.getpid()
+
+
+def test_a_fork_beside_idle_threads_is_no_warning() -> None:
+    """Python 3.12 and later warn, and warnings are errors here."""
+    idle = threading.Event()
+    thread = threading.Thread(target=idle.wait)
+    thread.start()
+    try:
+        assert facts.in_child(lambda: 7) == 7
+    finally:
+        idle.set()
+        thread.join()
 
 
 def test_the_source_hash_follows_the_experiment(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import List, Optional
 
 import pytest
-from toys import METRIC, SOURCE, environment, fold, start_lab, toy_job, wait_for, write_toy
+from toys import INSIDE, METRIC, SOURCE, environment, fold, start_lab, toy_job, wait_for, write_toy
 
 from narrowgauge_contract.codec import write_json_atomic
 from narrowgauge_contract.events import EVENTS_FILE, EventKind, read_events
@@ -56,6 +57,25 @@ def test_with_a_job_it_leaves_the_record_to_who_wrote_the_job(
     for extra in (["toy"], ["-p", "x=1"], ["--profile", "smoke"], ["--seed", "1"]):
         assert cli.main([*words, *extra, "--out", str(tmp_path / "other")]) == 2
         assert "do not go together" in capsys.readouterr().err
+
+
+def test_a_gpu_that_the_run_may_not_use_is_not_its_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records are aggregated by their accelerator; a run on the CPU must not pass for a GPU's."""
+    gpu = dataclasses.replace(INSIDE, accelerator="a GPU", capability="9.0")
+    monkeypatch.setattr(facts, "gather", lambda env: gpu)
+    experiments = write_toy(tmp_path / "experiments", METRIC)
+    out = tmp_path / "out"
+    words = ["run", "toy", "--experiments", str(experiments), "--out", str(out)]
+    words += ["--profile", "smoke"]
+
+    assert cli.main([*words, "--device", "cpu"]) == 0
+    record = load_record(out / "record.json")
+    assert record.inside is not None
+    assert (record.inside.accelerator, record.inside.capability) == (None, None)
+    assert record.rows[0].facts["device"] == "cpu"
+    assert cli.main([*words, "--resume"]) == 2, "rows of two devices are no one record"
 
 
 @pytest.mark.usefixtures("quick_facts")

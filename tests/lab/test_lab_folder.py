@@ -134,7 +134,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 _FILLERS = {
     "side file": 'ctx.side_file("big").write_bytes(bytes(4 << 20))',
     "events": "while True: ctx.log('x' * 1000)",
-    "checkpoint": 'import torch\nctx.checkpoints.save({"w": torch.zeros(1 << 20)})',
+    "checkpoint": 'import torch\nctx.checkpoints.save({"w": torch.empty(1 << 20)})',
 }
 
 

@@ -35,6 +35,8 @@ def test_every_row_is_a_process_of_its_own_and_seeded(tmp_path: Path) -> None:
     body = """
 import random, numpy, torch
 ctx.fact("pid", os.getpid())
+ctx.fact("oom", int(open("/proc/self/oom_score_adj").read()))
+ctx.fact("cuda", torch.cuda.is_initialized())
 ctx.fact("clean", not hasattr(math, "spoilt"))
 math.spoilt = True
 ctx.fact("drawn", [random.random(), float(numpy.random.rand()), float(torch.rand(1))])
@@ -44,6 +46,8 @@ ctx.fact("drawn", [random.random(), float(numpy.random.rand()), float(torch.rand
     facts_of = [row.facts for row in outcome.rows]
     assert len({f["pid"] for f in facts_of} | {os.getpid()}) == 5
     assert all(f["clean"] for f in facts_of)
+    assert not any(f["cuda"] for f in facts_of)
+    assert {f["oom"] for f in facts_of} == {500}, "memory running out must not kill the parent"
     assert facts_of[0]["drawn"] == facts_of[1]["drawn"], "one seed, one stream"
     for one, other in zip(facts_of[0]["drawn"], facts_of[2]["drawn"]):
         assert one != other, "repeats have seeds of their own"

@@ -96,7 +96,11 @@ def request(
 def run_toy(
     tmp_path: Path, body: str, *words: str, profile: str = "smoke", resume: bool = False
 ) -> Tuple[Outcome, Path]:
-    """Run a toy in children of this process; its outcome and its output folder."""
+    """Run a toy in children of this process; its outcome and its output folder.
+
+    The body must run no torch operation that uses threads: other tests have used them in this
+    process, and a forked child waits for them for ever. That is why the lab's own parent runs none.
+    """
     write_toy(tmp_path / "experiments", body)
     wanted = request(tmp_path, *words, profile=profile, resume=resume)
     return session.run(wanted), wanted.out

@@ -7,6 +7,9 @@ import gzip
 import hashlib
 import io
 import json
+import os
+import socket
+import stat
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from narrowgauge.data import fetch
 from narrowgauge_contract.datasets import Artifact, DataSet, FlatFile, Source
 
 TRAIN, TEST = 20, 10
@@ -194,3 +198,32 @@ def files_answer(files: dict[str, bytes]) -> Answer:
 def mirror(root: str, names: list[str], layout: str) -> Source:
     """A source that fetches these files from a server."""
     return Source("https", tuple(Artifact(f"{root}/{name}") for name in names), layout, 1)
+
+
+#: A process environment for fetching: only where programs are.
+ENV = {"PATH": os.environ["PATH"]}
+#: The names under which a mirror has GREY.
+IDX = list(idx_files())
+
+
+def fetch_set(declared: DataSet, root: Path, env: dict[str, str] | None = None) -> list[str]:
+    """Fetch a set; what was said on the way."""
+    said: list[str] = []
+    fetch.fetch(declared, root, said.append, ENV if env is None else env)
+    return said
+
+
+def refused() -> str:
+    """A server that is not there: its port was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def program(folder: Path, name: str, script: str) -> dict[str, str]:
+    """An environment in which `name` is a shell script of ours."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}

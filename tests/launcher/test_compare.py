@@ -65,7 +65,7 @@ def test_a_parameter_that_both_runs_fix_is_what_is_compared(tmp_path: Path) -> N
     accuracy = next(pair for pair in found.pairs if pair.metric == "accuracy")
     assert (accuracy.left.median, accuracy.right.median) == (99.1, 98.1)
     assert (found.only_left, found.only_right) == ((), ())
-    assert any(line.startswith("parameters:") for line in found.differences)
+    assert found.differences == ("parameter precision: fp32 / bf16",)
 
 
 def test_what_is_in_one_run_only_is_listed(tmp_path: Path) -> None:

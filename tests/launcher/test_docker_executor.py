@@ -336,6 +336,7 @@ def test_a_killed_launcher_leaves_the_container_for_attach(bench: Bench) -> None
         "import test_docker_executor as t, docker, os, signal\n"
         "from pathlib import Path\n"
         "image = t.ImageFacts({image!r}, 'sha256:0', '', None, '')\n"
+        "t.CACHE = {cache!r}\n"
         "b = t.Bench(t.connect(dict(os.environ)), image,"
         " Path({root!r}), {script!r})\n"
         "job = t.Store(b.root / 'results').find({run!r}).job()\n"
@@ -344,6 +345,7 @@ def test_a_killed_launcher_leaves_the_container_for_attach(bench: Bench) -> None
     ).format(
         path=sys.path,
         image=bench.image.name,
+        cache=CACHE,
         root=str(bench.root),
         script="sleep 1.5; exit 0",
         run=folder.name,
