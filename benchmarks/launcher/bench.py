@@ -66,6 +66,9 @@ class Figure:
 
 def main() -> int:
     options = _options()
+    if options.show:
+        print(_table(_load(options.show)))
+        return 0
     env = _environment()
     with tempfile.TemporaryDirectory(prefix="narrowgauge-bench-") as place:
         env["NARROWGAUGE_LOCK"] = str(Path(place) / "lock")
@@ -90,8 +93,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--events", type=int, default=1_000_000, help="events of the memory test")
     parser.add_argument("--target", default="cpu", help="whose image is started")
     parser.add_argument("--json", metavar="FILE", help="write every sample there")
+    parser.add_argument("--show", metavar="FILE", help="print the table of a file, measure nothing")
     parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
     return parser.parse_args()
+
+
+def _load(path: str) -> list[Figure]:
+    document = json.loads(Path(path).read_text(encoding="utf-8"))
+    return [Figure(d["name"], d["unit"], d["target"], tuple(d["samples"])) for d in document]
 
 
 def _environment() -> dict[str, str]:

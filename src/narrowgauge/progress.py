@@ -16,6 +16,9 @@ from narrowgauge_contract.job import Job
 __all__ = ["LineReporter", "LiveReporter", "Progress", "Reporter", "SilentReporter", "duration"]
 
 _LINE_EVERY_S = 5.0
+#: From when on an estimate is said: whichever comes first.
+_ETA_AFTER_S = 5.0
+_ETA_AFTER_PART = 0.02
 #: How many figures fit on the line beside the bar.
 _FIGURES = 3
 
@@ -70,6 +73,9 @@ class Progress:
     def eta_s(self, now: float) -> float | None:
         """Seconds left, if it goes on as it went; None before there is anything to go by."""
         if self._started is None or self.part <= 0.0:
+            return None
+        # The first steps warm up: an hour, said for a run of minutes, is worse than nothing.
+        if now - self._started < _ETA_AFTER_S and self.part < _ETA_AFTER_PART:
             return None
         return max(0.0, (now - self._started) * (1.0 - self.part) / self.part)
 

@@ -65,3 +65,24 @@ def test_a_marker_reaches_the_page(tmp_path: Path) -> None:
     (tmp_path / "docker" / "x.toml").write_text("")
     with pytest.raises(UsageError):
         main(["--check"], tmp_path)
+
+
+def test_the_table_of_the_launchers_cost_is_that_of_its_samples() -> None:
+    folder = ROOT / "benchmarks" / "launcher"
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    (samples,) = (folder / "reference").glob("*.json")
+    shown = subprocess.run(
+        [sys.executable, str(folder / "bench.py"), "--show", str(samples)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    assert shown.stdout.strip() in page
+
+
+def test_the_tables_of_the_experiments_are_those_of_their_records() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "narrowgauge", "results", "tables", "--check"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr

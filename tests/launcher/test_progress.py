@@ -35,6 +35,16 @@ def test_the_eta_goes_on_as_it_went() -> None:
     assert Progress(tiny_job()).eta_s(1.0) is None
 
 
+def test_no_eta_is_guessed_from_the_first_steps() -> None:
+    progress = Progress(tiny_job())
+    progress.add(Event(EventKind.RUN_START, 100.0, 0.0, None, {}))
+    progress.add(Event(EventKind.ROW_START, 100.0, 0.0, 0, {"parameters": {}}))
+    progress.add(Event(EventKind.PROGRESS, 101.0, 0.0, 0, {"done": 1, "total": 10_000}))
+
+    assert progress.eta_s(101.0) is None
+    assert progress.eta_s(110.0) is not None
+
+
 def test_the_line_says_row_axis_figures_and_time() -> None:
     line = half_way().line(115.0)
 
