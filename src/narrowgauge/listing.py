@@ -40,7 +40,7 @@ def print_listing(
     table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     for spec in specs:
         costs = [_cost(spec.profiles[name]) for name in ("smoke", "short", "paper")]
-        table.add_row(spec.id, spec.summary, *costs, ", ".join(_targets(spec, targets)))
+        table.add_row(spec.id, spec.title, *costs, ", ".join(_targets(spec, targets)))
     console.print(table)
     console.print()
     table = Table("target", "what", "here", box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
