@@ -219,9 +219,13 @@ def _matrix(row: Row, name: str, folder: RunFolder) -> dict[str, Any] | None:
             why=f"it should have sha256 {side.sha256}",
             next_step="the record itself is whole; only this picture is not drawn",
         )
-    matrix: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    size = len(matrix["labels"])
-    if [len(line) for line in matrix["counts"]] != [size] * size:
+    try:
+        matrix: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        size = len(matrix["labels"])
+        square = [len(line) for line in matrix["counts"]] == [size] * size
+    except (ValueError, KeyError, TypeError):
+        square = False
+    if not square:
         raise DamagedRecordError(f"the side file {side.path} holds no square matrix")
     return matrix
 

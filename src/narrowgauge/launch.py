@@ -258,19 +258,11 @@ def image_finder(
     world: World, client: docker.APIClient, target: Target
 ) -> Callable[[], ImageFacts]:
     """Gives the target's image: found through the SDK in milliseconds, or built by the CLI."""
-    from docker.errors import ImageNotFound
-
+    from narrowgauge.executors.docker import inspect_image
     from narrowgauge.images.inspect import find_image
 
-    def inspect(name: str) -> Mapping[str, object] | None:
-        try:
-            found: Mapping[str, object] = client.inspect_image(name)  # type: ignore[no-untyped-call]
-        except ImageNotFound:
-            return None
-        return found
-
     def ensure() -> ImageFacts:
-        found = find_image(inspect, world.checkout.root, target)
+        found = find_image(lambda name: inspect_image(client, name), world.checkout.root, target)
         if found is not None:
             return found
         from narrowgauge.images.build import ensure_image

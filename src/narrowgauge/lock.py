@@ -79,15 +79,19 @@ def _acquire(
 ) -> None:
     told = False
     while True:
-        other = _try(descriptor, holder, still_running)
-        if other is None:
+        found = _try(descriptor, holder, still_running)
+        if found is None:
             return
+        other, left_behind = found
         name = other.run_id or "another run"
         if not wait:
+            way_out = "--wait starts when it has ended"
+            # Only a run whose launcher is gone can be taken over.
+            way_out += f"; narrowgauge attach {name} watches it" if left_behind else ""
             raise Busy(
                 f"this host is measuring {name}",
                 why=f"one run at a time, or they measure each other ({path})",
-                next_step=f"--wait starts when it has ended; narrowgauge attach {name} watches it",
+                next_step=way_out,
             )
         if not told:
             note(f"waiting for {name} to end")
@@ -95,17 +99,20 @@ def _acquire(
         sleep(_WAIT_S)
 
 
-def _try(descriptor: int, holder: Holder, still_running: Callable[[Holder], bool]) -> Holder | None:
-    """Take the lock; the holder that is in the way, or None once it is ours."""
+def _try(
+    descriptor: int, holder: Holder, still_running: Callable[[Holder], bool]
+) -> tuple[Holder, bool] | None:
+    """Take the lock; None once it is ours, else the holder that is in the way, and whether its
+    launcher is gone."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _read(descriptor) or Holder("", "", 0)
+        return _read(descriptor) or Holder("", "", 0), False
     left = _read(descriptor)
     if left is None or left.run_id == holder.run_id or not still_running(left):
         return None
     fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return left
+    return left, True
 
 
 def _open(path: Path) -> int:

@@ -29,11 +29,12 @@ _POWER_MODE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU. `capability` as `8.6`; memory in bytes; clocks in MHz."""
+    """One NVIDIA GPU. `capability` as `8.6`; memory in bytes, None where it is the host's; clocks
+    in MHz."""
 
     name: str
     capability: str
-    memory_bytes: int
+    memory_bytes: int | None
     clocks_mhz: dict[str, int]
 
 
@@ -220,9 +221,13 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
             clocks[name] = int(nvml.nvmlDeviceGetClockInfo(handle, kind))
         except nvml.NVMLError:
             continue
+    try:
+        memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except nvml.NVMLError:
+        memory = None  # an Orin's and a GB10's NVML do not support it; under MIG it may be denied
     return Gpu(
         name=str(nvml.nvmlDeviceGetName(handle)),
         capability=f"{major}.{minor}",
-        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        memory_bytes=memory,
         clocks_mhz=clocks,
     )

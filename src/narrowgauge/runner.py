@@ -60,7 +60,7 @@ def check_results(root: Path) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"")
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # another launcher may probe here too
         free = shutil.disk_usage(root).free
     except OSError as error:
         raise results_unwritable(root, error.strerror or str(error)) from error
@@ -119,6 +119,14 @@ def attach(folder: RunFolder, session: Session) -> Record:
             next_step=f"narrowgauge show {folder.name}",
         )
     if not folder.handle_path.is_file():
+        if folder.events_path.is_file():
+            # The lab wrote here without a launcher: what it measured must not be called nothing.
+            raise UsageError(
+                f"nothing says how the run {folder.name} was started",
+                why=f"it has events, but no {folder.handle_path.name}",
+                next_step=f"narrowgauge show {folder.name} has what was measured; where the lab was"
+                f" started without the launcher, its --resume --out {folder.out} goes on",
+            )
         raise UsageError(
             f"the run {folder.name} was never started",
             why=f"it has no {folder.handle_path.name}",

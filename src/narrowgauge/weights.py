@@ -57,8 +57,7 @@ class WeightsStore:
         """
         if not file.is_file():
             raise UsageError(f"{file} is not a file")
-        if not name or "/" in name or name.startswith("."):
-            raise BadValueError(f"'{name}' is no name for weights")
+        _check_name(name)
         try:
             return self._add(file, name, recipe, now)
         except OSError as error:
@@ -72,11 +71,7 @@ class WeightsStore:
             if known.about.sha256 == digest:
                 return known
             if known.about.name == name:
-                raise BadValueError(
-                    f"there are other weights of the name '{name}'",
-                    why=f"they have sha256 {known.about.sha256}, made by: {known.about.recipe}",
-                    next_step="choose another name",
-                )
+                raise _taken(known)
         stored = StoredWeights(Weights(name, digest, recipe), file.stat().st_size, now)
         self.root.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=".", suffix=".partial", dir=self.root))
@@ -88,6 +83,13 @@ class WeightsStore:
         finally:
             shutil.rmtree(made, ignore_errors=True)
         return stored
+
+    def require_free(self, name: str) -> None:
+        """Refuse, before hours of training, a name that `add` would refuse after. BadValueError."""
+        _check_name(name)
+        for known in self.all():
+            if known.about.name == name:
+                raise _taken(known)
 
     def all(self) -> Iterator[StoredWeights]:
         """Every entry, by name. Raises DamagedRecordError for one that cannot be read."""
@@ -115,6 +117,20 @@ class WeightsStore:
                     )
                 return entry, path
         raise UnknownNameError("weights", name, [entry.about.name for entry in entries])
+
+
+def _check_name(name: str) -> None:
+    if not name or "/" in name or name.startswith("."):
+        raise BadValueError(f"'{name}' is no name for weights")
+
+
+def _taken(known: StoredWeights) -> BadValueError:
+    about = known.about
+    return BadValueError(
+        f"there are other weights of the name '{about.name}'",
+        why=f"they have sha256 {about.sha256}, made by: {about.recipe}",
+        next_step="choose another name",
+    )
 
 
 def default_root(env: Mapping[str, str], home: Path) -> Path:

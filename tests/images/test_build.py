@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shutil
 import stat
 from pathlib import Path
 
@@ -315,4 +317,18 @@ def test_a_missing_source_is_named(targets: dict[str, Target], checkout: Path) -
         pytest.raises(BuildFailed, match=r"entrypoint\.sh is missing"),
         make_context(BuildRequest(checkout, targets["cpu"])),
     ):
+        pass
+
+
+def test_a_full_disk_while_the_context_is_copied_is_named(
+    targets: dict[str, Target], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """copytree gathers its errors into one that has no errno."""
+
+    def full(source: Path, destination: Path, **options: object) -> None:
+        reason = str(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(destination)))
+        raise shutil.Error([(str(source), str(destination), reason)])
+
+    monkeypatch.setattr("narrowgauge.images.build.shutil.copytree", full)
+    with pytest.raises(DiskFull), make_context(BuildRequest(ROOT, targets["cpu"])):
         pass

@@ -16,7 +16,9 @@ import fake_lab
 import pytest
 
 from narrowgauge import environment
+from narrowgauge import launch as launch_module
 from narrowgauge.cli.app import TRACEBACK_VARIABLE, run_program
+from narrowgauge.cli.options import data_root
 from narrowgauge.store import Store
 from narrowgauge_contract.errors import ExitCode
 
@@ -154,6 +156,24 @@ def test_a_list_along_the_run_axis_makes_runs_and_the_worst_is_the_exit_code(cli
     assert [run["exit_code"] for run in said] == [30, 0]
 
 
+def test_runs_that_a_late_stop_left_out_are_not_a_success(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes when the first run is over already, and went well."""
+    monkeypatch.setattr(launch_module, "_draw", lambda *a: os.kill(os.getpid(), signal.SIGINT))
+    code, told = cli("run", "tiny", "--executor", "native", "-p", "width=0,2", "--json")
+
+    assert [run["exit_code"] for run in json.loads(cli.out)["runs"]] == [0]
+    assert code == ExitCode.INTERRUPTED, told
+    assert "1 of 2 runs were not started" in told
+
+
+def test_a_relative_xdg_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+
+    assert data_root(None).is_relative_to(Path.home())
+
+
 def test_unwritable_results_are_told_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     place = str(tmp_path / "file" / "results")
@@ -226,7 +246,7 @@ def test_plan_for_scripts(cli: Cli) -> None:
 def test_list_shows_experiments_and_targets(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     assert cli("list")[0] == ExitCode.OK
-    assert "an experiment for tests" in cli.out
+    assert "Tiny" in cli.out
     cli("list", "--json")
     said = json.loads(cli.out)
 

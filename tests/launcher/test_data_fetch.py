@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import ssl
 import time
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from data_cases import (
     write,
 )
 
+from narrowgauge.data import decode, sources
 from narrowgauge.errors import DataUnavailable
 from narrowgauge_contract.datasets import Artifact, Source
 from narrowgauge_contract.errors import ExitCode
@@ -207,3 +209,17 @@ class TestPackages:
         fetch_set(dataset(GREY, source), tmp_path / "data", env)
 
         assert_whole(tmp_path / "data", GREY)
+
+
+def test_a_broken_tls_stream_gives_way_to_the_next_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An SSLError is an OSError, and would be taken for a folder that cannot be written."""
+
+    def broken(*words: object) -> bool:
+        raise ssl.SSLError(1, "decryption failed or bad record mac")
+
+    monkeypatch.setattr(sources, "_download", broken)
+    source = Source("https", (Artifact("https://example.invalid/a.gz"),), "idx", 1)
+    with pytest.raises(decode.BadSourceError, match="bad record mac"):
+        sources.obtain(source, tmp_path, print, {})

@@ -17,6 +17,7 @@ from typing import Any
 
 import docker
 import pytest
+import requests.exceptions
 import tiny_image
 from docker.errors import NotFound
 from launching import Quiet, facts, tiny_job, write_outcome, write_run
@@ -30,7 +31,7 @@ from narrowgauge.errors import (
     NarrowgaugeError,
 )
 from narrowgauge.executors.base import ExecutorFacts, Handle, load_handle
-from narrowgauge.executors.docker import DockerExecutor, connect
+from narrowgauge.executors.docker import DockerExecutor, connect, inspect_image
 from narrowgauge.plan import Places, User, plan_container
 from narrowgauge.runner import Session, StopRequest, attach, run_job
 from narrowgauge.store import RunFolder, Store
@@ -399,6 +400,23 @@ def test_no_socket_is_no_engine(tmp_path: Path) -> None:
 
     assert "does not exist" in error.value.why
     assert error.value.exit_code == ExitCode.DOCKER_UNAVAILABLE
+
+
+def test_an_engine_that_goes_away_before_the_image_is_asked_for_is_named() -> None:
+    class Lost:
+        base_url = "http+docker://localhost"
+
+        def inspect_image(self, name: str) -> None:
+            raise requests.exceptions.ConnectionError("connection refused")
+
+    with pytest.raises(DockerUnavailable):
+        inspect_image(Lost(), "narrowgauge/cpu:local")  # type: ignore[arg-type]
+
+
+def test_certificates_that_are_missing_are_no_bug(tmp_path: Path) -> None:
+    env = {"DOCKER_TLS_VERIFY": "1", "DOCKER_CERT_PATH": str(tmp_path)}
+    with pytest.raises(DockerUnavailable):
+        connect({**env, "DOCKER_HOST": "tcp://127.0.0.1:1"})
 
 
 def test_a_socket_that_is_closed_to_this_user_is_named() -> None:

@@ -11,10 +11,12 @@ import pytest
 from PIL import Image
 from result_cases import SPEC, job, record_of, recorded, with_row
 
+from narrowgauge import draw
 from narrowgauge.draw import draw_run
 from narrowgauge.store import RunFolder, Store
 from narrowgauge.tables import markdown_table, write_tables
 from narrowgauge_contract.errors import DamagedRecordError
+from narrowgauge_contract.hashing import sha256_file
 from narrowgauge_contract.outcome import Metric, Validity
 from narrowgauge_contract.record import Record
 
@@ -189,3 +191,17 @@ class TestTables:
             "| fp32 | 99.10 (99.00 to 99.20) | 3/3 |",
             "| bf16 | 98.10 (98.00 to 98.20) | 3/3 |",
         ]
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"labels": ["a"]}', '{"labels": 1, "counts": []}'])
+def test_a_side_file_that_is_no_matrix_is_named(tmp_path: Path, content: str) -> None:
+    folder = recorded(tmp_path)
+    record = folder.record()
+    side = record.rows[0].side_files[0]
+    path = folder.out / side.path
+    path.write_text(content)
+    changed = dataclasses.replace(side, sha256=sha256_file(path))
+    row = dataclasses.replace(record.rows[0], side_files=(changed,))
+
+    with pytest.raises(DamagedRecordError, match="holds no square matrix"):
+        draw._matrix(row, "confusion.json", folder)

@@ -37,6 +37,7 @@ def test_the_second_run_is_told_which_is_the_first(tmp_path: Path) -> None:
 
     assert busy.value.exit_code == ExitCode.BUSY
     assert "--wait" in busy.value.next_step
+    assert "attach" not in busy.value.next_step  # its own launcher watches it
     take(path, SECOND)  # the first has ended
 
 
@@ -59,8 +60,9 @@ def test_a_run_whose_launcher_was_killed_counts_while_it_goes_on(tmp_path: Path)
     child.start()
     child.join()
 
-    with pytest.raises(Busy, match="run-1"):
+    with pytest.raises(Busy, match="run-1") as busy:
         take(path, SECOND, still_running=lambda other: other.run_id == "run-1")
+    assert "narrowgauge attach run-1" in busy.value.next_step
     take(path, FIRST, still_running=lambda other: True)  # attach is that run
 
 

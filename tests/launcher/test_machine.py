@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
+import pytest
+
 from narrowgauge.machine import Gpu, Host, machine_facts, probe_host
 
 
@@ -81,3 +83,31 @@ def test_without_a_driver_nvml_is_not_even_loaded(tmp_path: Path) -> None:
     probe_host(tmp_path, "x86_64")
 
     assert ("pynvml" in sys.modules) is loaded
+
+
+def test_a_gpu_without_memory_of_its_own_is_still_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML of an Orin and of a GB10 does not support the question; the host must not break."""
+    import pynvml
+
+    def unsupported(*words: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    answers = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlSystemGetDriverVersion": lambda: "580.1",
+        "nvmlDeviceGetName": lambda handle: "Orin",
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: (8, 7),
+        "nvmlDeviceGetMemoryInfo": unsupported,
+        "nvmlDeviceGetMaxClockInfo": unsupported,
+        "nvmlDeviceGetClockInfo": unsupported,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    host = probe_host(tree(tmp_path, {"dev/nvidiactl": ""}), "aarch64")
+
+    assert host.gpus == (Gpu("Orin", "8.7", None, {}),)

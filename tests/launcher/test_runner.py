@@ -244,6 +244,12 @@ def test_attach_refuses_what_is_recorded_or_never_started(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="was never started"):
         attach(unstarted, world)
 
+    write_run(unstarted.out, unstarted.job(), end=False)
+    with pytest.raises(UsageError, match="nothing says how") as error:
+        attach(unstarted, world)
+    assert "narrowgauge show" in error.value.next_step
+    assert "remove" not in error.value.next_step
+
 
 def test_a_full_disk_at_the_record_keeps_the_events_and_attach_writes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -179,3 +179,14 @@ def test_a_name_is_for_one_configuration() -> None:
 )
 def test_it_lies_beside_the_data(env: dict[str, str], root: str) -> None:
     assert default_root(env, Path("/home/u")) == Path(root)
+
+
+@pytest.mark.parametrize("name", ["a", "", "a/b", ".a"])
+def test_a_name_is_refused_before_the_training(
+    store: WeightsStore, tmp_path: Path, name: str
+) -> None:
+    store.add(_file(tmp_path), name="a", recipe="x", now=NOW)
+
+    with pytest.raises(BadValueError, match="name"):
+        store.require_free(name)
+    store.require_free("b")

@@ -183,6 +183,7 @@ def train(
     from narrowgauge.store import Store
 
     world = world_of(project)
+    _store(store).require_free(name)
     weights.require_saving(load_experiment(world.checkout.experiments, experiment))
     words = (*(parameter or ()), f"{weights.SAVE_PARAMETER}=true")
     request = JobRequest(experiment, profile, words, seed)

@@ -133,8 +133,9 @@ def data_root(given: Path | None) -> Path:
     """`--data`, or narrowgauge/data in the user's data folder (XDG)."""
     if given is not None:
         return given.absolute()
-    home = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
-    return Path(home) / "narrowgauge" / "data"
+    from narrowgauge.data import default_root
+
+    return default_root(os.environ, Path.home())
 
 
 def note(text: str) -> None:

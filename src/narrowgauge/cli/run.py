@@ -61,6 +61,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run an experiment, record it, show it."""
+    from narrowgauge.errors import Interrupted
     from narrowgauge.launch import choose, run_all
     from narrowgauge.plan import JobRequest
     from narrowgauge.runner import check_results
@@ -75,6 +76,9 @@ def run(
         world, launch, store=store, data=data_root(data), wait=wait, reporter=_reporter(as_json)
     )
     _finish(finished, as_json)
+    left = len(launch.jobs) - len(finished)
+    if left:
+        raise Interrupted(f"{left} of {len(launch.jobs)} runs were not started")
 
 
 def plan(

@@ -96,7 +96,7 @@ def _by_https(artifact: Artifact, into: Path, say: Say, env: Mapping[str, str]) 
             ) from error
         except urllib.error.URLError as error:
             raise BadSourceError(f"cannot reach {artifact.locator}: {error.reason}") from error
-        except (TimeoutError, ConnectionError, HTTPException) as error:
+        except (TimeoutError, ConnectionError, ssl.SSLError, HTTPException) as error:
             reason = str(error) or type(error).__name__
         # Only a transfer that had begun is worth another attempt; it goes on where it stopped.
         if attempt < _ATTEMPTS and path.exists() and path.stat().st_size:

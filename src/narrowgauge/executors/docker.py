@@ -40,7 +40,7 @@ from narrowgauge_contract.events import EVENTS_FILE, Event, EventTail
 from narrowgauge_contract.job import Job
 from narrowgauge_contract.record import ImageFacts
 
-__all__ = ["DockerExecutor", "PlanContainer", "connect"]
+__all__ = ["DockerExecutor", "PlanContainer", "connect", "inspect_image"]
 
 _DEFAULT_HOST = "unix:///var/run/docker.sock"
 #: One `wait` request. It expires as a connection error, and so does one to a lost engine.
@@ -61,14 +61,27 @@ def connect(env: Mapping[str, str]) -> docker.APIClient:
     Raises DockerUnavailable or DockerPermission.
     """
     host = env.get("DOCKER_HOST") or _context_host() or _DEFAULT_HOST
-    settings = docker.utils.kwargs_from_env(environment=dict(env))
-    settings["base_url"] = host
     try:
+        settings = docker.utils.kwargs_from_env(environment=dict(env))
+        settings["base_url"] = host
         if host.startswith("unix://"):
             _knock(host.removeprefix("unix://"))
         return _Client(version="auto", **settings)
     except (DockerException, requests.exceptions.RequestException, OSError) as error:
         raise connection_error(error, host) from error
+
+
+def inspect_image(client: docker.APIClient, name: str) -> Mapping[str, Any] | None:
+    """What the engine says of an image; None where it has none. Its errors are ours."""
+    try:
+        found: Mapping[str, Any] = client.inspect_image(name)  # type: ignore[no-untyped-call]
+    except NotFound:
+        return None
+    except APIError as error:
+        raise refusal_error(str(error.explanation), error.status_code) from error
+    except (DockerException, requests.exceptions.RequestException, OSError) as error:
+        raise connection_error(error, client.base_url) from error
+    return found
 
 
 class _Client(docker.APIClient):

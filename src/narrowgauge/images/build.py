@@ -132,7 +132,8 @@ def make_context(request: BuildRequest) -> Iterator[Path]:
                 render_dockerfile(request.root, target, request.base), encoding="utf-8"
             )
         except OSError as error:
-            if error.errno == errno.ENOSPC:
+            # copytree gathers what went wrong as text, without an errno.
+            if any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT)):
                 raise disk_full(context, "the build context") from error
             raise
         yield context
