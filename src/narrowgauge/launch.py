@@ -201,7 +201,7 @@ def _holder(job: Job, store: Store) -> lock.Holder:
 
 
 def _draw(folder: RunFolder, say: Say) -> None:
-    """Pictures can be drawn again at any time, so their failure must not hide the record."""
+    """Pictures can be drawn again (`results draw`), so their failure must not hide the record."""
     from narrowgauge.draw import draw_run
 
     try:

@@ -10,8 +10,6 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +45,8 @@ class Host:
     driver: str | None = None
     l4t: str | None = None
     device_groups: tuple[str, ...] = ()
+    #: What the NVIDIA driver said instead of answering, where there is one.
+    driver_problem: str | None = None
 
     @property
     def has_gpu(self) -> bool:
@@ -65,13 +65,14 @@ class Host:
 def probe_host(root: Path = ROOT, machine: str | None = None) -> Host:
     """Look at the host. Costs a few file look-ups where there is no NVIDIA driver."""
     machine = platform.machine() if machine is None else machine
-    gpus, driver = _nvml(root)
+    gpus, driver, problem = _nvml(root)
     return Host(
         architecture=_ARCHITECTURES.get(machine, machine),
         gpus=gpus,
         driver=driver,
         l4t=_l4t(root),
         device_groups=_device_groups(root),
+        driver_problem=problem,
     )
 
 
@@ -79,7 +80,7 @@ def machine_facts(
     root: Path = ROOT, *, docker: str | None = None, power_mode: str | None = None
 ) -> MachineFacts:
     """What a record says of the host. `docker` is the engine's version where one ran the job."""
-    gpus, driver = _nvml(root)
+    gpus, driver, _ = _nvml(root)
     return MachineFacts(
         kernel=platform.release(),
         machine=platform.machine(),
@@ -183,31 +184,28 @@ def _device_groups(root: Path) -> tuple[str, ...]:
     return tuple(str(group) for group in sorted(groups - {0}))
 
 
-def _nvml(root: Path) -> tuple[tuple[Gpu, ...], str | None]:
-    """The GPUs and the driver's version; ((), None) where NVML does not answer (Jetson too)."""
+def _nvml(root: Path) -> tuple[tuple[Gpu, ...], str | None, str | None]:
+    """The GPUs, the driver's version, and what NVML said where it should answer and does not.
+
+    Nothing of it where there is no driver, or no NVML library beside it (Jetson, WSL, containers).
+    """
     if not any((root / sign).exists() for sign in _DRIVER_SIGNS):
-        return (), None
-    with _nvml_session() as nvml:
-        if nvml is None:
-            return (), None
-        count = nvml.nvmlDeviceGetCount()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        return tuple(_gpu(nvml, handle) for handle in handles), str(
-            nvml.nvmlSystemGetDriverVersion()
-        )
-
-
-@contextmanager
-def _nvml_session() -> Iterator[Any]:
+        return (), None, None
     import pynvml
 
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
+    except pynvml.NVMLError_LibraryNotFound:
+        return (), None, None
+    except pynvml.NVMLError as error:
+        return (), None, str(error)
     try:
-        yield pynvml
+        count = pynvml.nvmlDeviceGetCount()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        gpus = tuple(_gpu(pynvml, handle) for handle in handles)
+        return gpus, str(pynvml.nvmlSystemGetDriverVersion()), None
+    except pynvml.NVMLError as error:
+        return (), None, str(error)
     finally:
         pynvml.nvmlShutdown()
 

@@ -144,9 +144,10 @@ def attach(folder: RunFolder, session: Session) -> Record:
 
 def _watch(folder: RunFolder, job: Job, handle: Handle, session: Session) -> Record:
     """From a running job to its record."""
-    start = _start_facts(folder, handle, session)
-    session.reporter.begin(job)
+    start: StartFacts | None = None
     try:
+        start = _start_facts(folder, handle, session)
+        session.reporter.begin(job)
         _follow(folder, handle, session)
     except KeyboardInterrupt:
         session.reporter.note("killing the run")
@@ -164,7 +165,7 @@ def _watch(folder: RunFolder, job: Job, handle: Handle, session: Session) -> Rec
     if session.stop.requested:
         ending = interrupted(ending)
         save(folder.path / ENDING_FILE, ending)
-    return record_run(folder, handle, ending, start)
+    return record_run(folder, handle, ending, start or _start_facts(folder, handle, session))
 
 
 def _follow(folder: RunFolder, handle: Handle, session: Session) -> None:

@@ -41,6 +41,13 @@ def pick_target(targets: Mapping[str, Target], host: Host, on: str | None) -> Ta
         if reason is not None:
             raise _not_here(target, reason, targets, host)
         return target
+    if host.driver_problem is not None and not host.has_gpu:
+        # Without this a broken driver would turn a GPU host into a CPU host without a word.
+        raise NotApplicableError(
+            f"the NVIDIA driver of this host does not answer: {host.driver_problem}",
+            why="there are NVIDIA devices here, so a run on the CPU may not be what you want",
+            next_step="mend the driver (after its update: reboot), or ask for the CPU: --on cpu",
+        )
     fitting = [
         target
         for target in targets.values()

@@ -300,8 +300,11 @@ def _footer(view: RunView, record: Record) -> RenderableType:
     return Text("\n".join(lines))
 
 
-def print_results(entries: Sequence[Entry], console: Console) -> None:
-    """A line per run, newest first. Damaged runs are there too, and say so."""
+def print_results(entries: Sequence[Entry], console: Console, *, filtered: bool = False) -> None:
+    """A line per run, newest first. Damaged runs are there too, and say so.
+
+    `filtered`: a list that is empty does not mean that there are no runs.
+    """
     if not console.is_terminal:
         console.width = max(console.width, _LEAST_WIDTH)
     columns = ["run", "profile", "status", "took", "valid", "headline"]
@@ -311,7 +314,8 @@ def print_results(entries: Sequence[Entry], console: Console) -> None:
         cells = dict(zip(columns, (entry.folder.name, *_result_cells(entry)), strict=True))
         cells.pop(left_out, None)
         table.add_row(*cells.values())
-    console.print(table if entries else Text("no runs yet: narrowgauge run mnist"))
+    nothing = "no such run" if filtered else "no runs yet: narrowgauge run mnist"
+    console.print(table if entries else Text(nothing))
 
 
 def _result_cells(entry: Entry) -> tuple[RenderableType, ...]:

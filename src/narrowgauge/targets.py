@@ -129,6 +129,7 @@ class Target:
     cuda: str | None = None
     tensorrt: str | None = None
     planned: str = ""
+    download_mb: int | None = None
 
     @property
     def alias(self) -> str:
@@ -197,6 +198,7 @@ def _parse_target(name: str, body: dict[str, Any], where: str) -> Target:
         cuda=reader.optional("cuda", _VERSION),
         tensorrt=reader.optional("tensorrt", _VERSION),
         planned=reader.optional("planned") or "",
+        download_mb=reader.optional_count("download_mb"),
     )
     reader.finish()
     _check_target(target, where)
@@ -289,6 +291,15 @@ class _Reader:
             self._known.append(key)
             return None
         return self.matching(key, pattern) if pattern else self.text(key)
+
+    def optional_count(self, key: str) -> int | None:
+        if key not in self._body:
+            self._known.append(key)
+            return None
+        value = self._take(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._wrong(key, "a whole number above 0", value)
+        return value
 
     def texts(self, key: str, pattern: re.Pattern[str] | None = None) -> tuple[str, ...]:
         value = self._take(key)

@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from narrowgauge_kernels.library import require
 
-__all__ = ["LinearMac", "linear_mac", "linear_mac_ref"]
+__all__ = ["LinearMac", "linear_mac", "linear_mac_example", "linear_mac_ref"]
 
 
 def linear_mac_ref(
@@ -80,3 +80,9 @@ def linear_mac(
     when there are no kernels for this torch and device.
     """
     return LinearMac.apply(x, weight, bias)
+
+
+def linear_mac_example(generator: torch.Generator) -> Tuple[torch.Tensor, ...]:
+    """Inputs for the self-check: float32, of a size that leaves remainders in every blocking."""
+    shapes = ((5, 37), (11, 37), (11,))
+    return tuple(torch.randn(shape, generator=generator) for shape in shapes)

@@ -139,6 +139,7 @@ def test_every_builder(builder: Builder) -> None:
         ("fits.needs_gpu", False, "contradict"),
         ("available", False, "'planned' must say"),
         ("planned", "later", "nothing to say"),
+        ("download_mb", 0, "a whole number above 0"),
     ],
 )
 def test_what_is_wrong_is_said(path: str, value: Any, message: str) -> None:

@@ -35,6 +35,7 @@ narrowgauge list --project --json
 narrowgauge plan EXPERIMENT --on --executor --profile -p/--parameter... --seed --results --data \
 --project --json
 narrowgauge results --experiment --status --limit --results --project --json
+narrowgauge results draw [RUN] --results --project
 narrowgauge results export RUN --reference --out --results --project
 narrowgauge results tables [EXPERIMENT] --check --project
 narrowgauge run EXPERIMENT --on --executor --profile -p/--parameter... --seed --results --data \

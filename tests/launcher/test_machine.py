@@ -111,3 +111,26 @@ def test_a_gpu_without_memory_of_its_own_is_still_a_gpu(
     host = probe_host(tree(tmp_path, {"dev/nvidiactl": ""}), "aarch64")
 
     assert host.gpus == (Gpu("Orin", "8.7", None, {}),)
+
+
+def test_a_driver_that_does_not_answer_is_said_not_taken_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pynvml
+
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidiactl").touch()
+
+    def mismatched() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+    def absent() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", mismatched)
+    host = probe_host(tmp_path, "x86_64")
+    assert not host.has_gpu
+    assert "mismatch" in (host.driver_problem or "")
+
+    monkeypatch.setattr(pynvml, "nvmlInit", absent)
+    assert probe_host(tmp_path, "x86_64").driver_problem is None

@@ -83,6 +83,15 @@ class TestResults:
         assert _run("show", "aaaaaa", "--results", results, "--json")[0] == 0
         assert json.loads(capsys.readouterr().out)["run_id"] == ONE
 
+    def test_pictures_are_drawn_again(
+        self, results: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert _run("results", "draw", "latest", "--results", results)[0] == 0
+        drawn = capsys.readouterr().out.split()
+
+        assert drawn
+        assert all(Path(path).is_file() for path in drawn)
+
     def test_show_of_an_unknown_run(self, results: Path) -> None:
         code, errors = _run("show", "nothing", "--results", results)
 

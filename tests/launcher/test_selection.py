@@ -169,3 +169,12 @@ def test_the_accelerator_is_given_in_the_first_way_the_engine_offers() -> None:
 
 def test_no_reason_is_found_where_a_target_fits() -> None:
     assert refusal(TARGETS["cpu"], PI) is None
+
+
+def test_a_broken_driver_is_not_a_host_without_a_gpu() -> None:
+    broken = dataclasses.replace(LAPTOP, driver_problem="Driver/library version mismatch")
+
+    with pytest.raises(NotApplicableError, match="does not answer: Driver/library") as refused:
+        pick_target(TARGETS, broken, None)
+    assert "--on cpu" in refused.value.next_step
+    assert pick_target(TARGETS, broken, "cpu").name == "cpu"

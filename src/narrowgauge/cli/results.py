@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
     """Add these commands to the program."""
     results = typer.Typer(invoke_without_command=True)
     results.callback(help="List runs, newest first; damaged ones too.")(list_results)
+    results.command("draw")(draw)
     results.command("export")(export)
     results.command("tables")(tables)
     app.add_typer(results, name="results")
@@ -73,7 +74,7 @@ def list_results(
 
     from narrowgauge.show import print_results
 
-    print_results(entries, Console())
+    print_results(entries, Console(), filtered=bool(experiment or status))
 
 
 def show(
@@ -145,6 +146,14 @@ def export(
     except OSError as error:
         raise UsageError(f"cannot write {out}", why=str(error)) from error
     print(out)
+
+
+def draw(run: Run = "latest", results: Results = None, project: Project = None) -> None:
+    """Draw a run's pictures and tables again, from its record."""
+    from narrowgauge.draw import draw_run
+
+    for path in draw_run(_store(results, project).find(run)):
+        print(path)
 
 
 def tables(

@@ -66,7 +66,9 @@ def connect(env: Mapping[str, str]) -> docker.APIClient:
         settings["base_url"] = host
         if host.startswith("unix://"):
             _knock(host.removeprefix("unix://"))
-        return _Client(version="auto", **settings)
+        client = _Client(version="auto", **settings)
+        client.address = host
+        return client
     except (DockerException, requests.exceptions.RequestException, OSError) as error:
         raise connection_error(error, host) from error
 
@@ -80,17 +82,24 @@ def inspect_image(client: docker.APIClient, name: str) -> Mapping[str, Any] | No
     except APIError as error:
         raise refusal_error(str(error.explanation), error.status_code) from error
     except (DockerException, requests.exceptions.RequestException, OSError) as error:
-        raise connection_error(error, client.base_url) from error
+        raise connection_error(error, _address(client)) from error
     return found
 
 
 class _Client(docker.APIClient):
     """Keeps what the engine said of its version when it was first asked: asking takes it 5 ms."""
 
+    #: Where the engine is, in the user's words; the SDK's own base_url names no socket.
+    address = ""
+
     def version(self, api_version: bool = True) -> dict[str, Any]:
         if "_said" not in self.__dict__:
             self._said: dict[str, Any] = super().version(api_version)
         return self._said
+
+
+def _address(client: docker.APIClient) -> str:
+    return str(getattr(client, "address", "") or client.base_url)
 
 
 def _knock(path: str) -> None:
@@ -312,7 +321,7 @@ class DockerExecutor:
                 raise _GoneError from error
             raise refusal_error(str(error.explanation), error.status_code) from error
         except (DockerException, requests.exceptions.RequestException, OSError) as error:
-            raise connection_error(error, self._client.base_url) from error
+            raise connection_error(error, _address(self._client)) from error
 
 
 class _GoneError(Exception):

@@ -81,6 +81,7 @@ def build_image(request: BuildRequest, say: Say) -> ImageFacts:
     check(request.root, {dockerfile_path(target): render_dockerfile(request.root, target)})
     client = find_client(target.builder, request.env)
     base = request.base or target.base.reference
+    say(_cost(request))
     base_digest = _ensure_base(client, base, say)
     tag = content_tag(
         request.root,
@@ -111,6 +112,17 @@ def build_image(request: BuildRequest, say: Say) -> ImageFacts:
     if inspected is None:
         raise BuildFailed(f"{name} was built, but the engine does not have it")
     return facts_of(name, inspected)
+
+
+def _cost(request: BuildRequest) -> str:
+    """What a first build downloads, and how long that takes; layers that are there cost nothing."""
+    size = request.target.download_mb
+    if size is None or request.wheels is not None:
+        return f"building the image of {request.target.name}: a few minutes the first time"
+    return (
+        f"building the image of {request.target.name}: about {size} MB to download the first time"
+        f" ({size / 5:.0f} s at 5 MB/s), and about a minute of work"
+    )
 
 
 @contextmanager

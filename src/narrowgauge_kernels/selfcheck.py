@@ -1,0 +1,102 @@
+"""Checks every compiled operator against its reference, forward and backward.
+
+`python -m narrowgauge_kernels.selfcheck` on any host; each image's `verify` calls it. An operator
+is a function `f` of a module here whose reference `f_ref` is in that module's `__all__`, and
+`f_example(generator)` gives it inputs. So a new operator is checked without being listed anywhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, NamedTuple, Tuple
+
+__all__ = ["Operator", "check", "check_all", "find_operators"]
+
+#: Of a result of order one in float32, after sums of a few dozen products; NaN fails too.
+TOLERANCE = 1e-4
+
+
+class Operator(NamedTuple):
+    """An operator, its reference of equal signature, and what makes inputs for both."""
+
+    name: str
+    function: Callable[..., Any]
+    reference: Callable[..., Any]
+    example: Callable[..., Tuple[Any, ...]]
+
+
+def find_operators() -> Dict[str, Operator]:
+    """Every operator of this package by name. AttributeError where one has no example."""
+    found = {}
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if module.name in ("selfcheck", "build"):
+            continue
+        loaded = importlib.import_module(f"narrowgauge_kernels.{module.name}")
+        for name in getattr(loaded, "__all__", ()):
+            if name.endswith("_ref"):
+                plain = name[: -len("_ref")]
+                parts = (getattr(loaded, part) for part in (plain, name, f"{plain}_example"))
+                found[plain] = Operator(plain, *parts)
+    return found
+
+
+def check(operator: Operator, device: str = "cpu") -> float:
+    """The largest difference from the float64 reference, over the result and all gradients.
+
+    Raises ArithmeticError where it is above TOLERANCE or not a number.
+    """
+    import torch
+
+    inputs = operator.example(torch.Generator().manual_seed(0))
+    ours = [each.to(device).requires_grad_() for each in inputs]
+    exact = [each.double().requires_grad_() for each in inputs]
+    result, wanted = operator.function(*ours), operator.reference(*exact)
+    grad = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))
+    got = [result, *torch.autograd.grad(result, ours, grad.to(device))]
+    expected = [wanted, *torch.autograd.grad(wanted, exact, grad.double())]
+    worst = 0.0
+    for one, other in zip(got, expected):
+        difference = (one.cpu().double() - other).abs().max().item()
+        if not difference <= TOLERANCE:
+            raise ArithmeticError(f"{operator.name} on {device} is off by {difference}")
+        worst = max(worst, difference)
+    return worst
+
+
+def check_all() -> Dict[str, float]:
+    """Check every operator on the CPU, and on the GPU where the kernels for one are here.
+
+    The largest difference by `operator on device`; ArithmeticError at the first that is wrong.
+    """
+    import torch
+
+    from narrowgauge_kernels.library import library_directory
+    from narrowgauge_kernels.sources import Library, library_name
+
+    devices = ["cpu"]
+    cuda_built = (library_directory() / library_name(Library.CUDA)).is_file()
+    if torch.cuda.is_available() and cuda_built:
+        devices.append("cuda")
+    return {
+        f"{name} on {device}": check(operator, device)
+        for name, operator in sorted(find_operators().items())
+        for device in devices
+    }
+
+
+def main() -> int:
+    """Print a line per check; 1 where an operator is wrong."""
+    try:
+        for name, worst in check_all().items():
+            print(f"{name}: within {worst:.1e} of the reference")
+    except ArithmeticError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
