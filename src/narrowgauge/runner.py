@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import threading
@@ -27,7 +28,15 @@ from narrowgauge.store import RunFolder, Store
 from narrowgauge_contract.job import Job
 from narrowgauge_contract.record import Record
 
-__all__ = ["Session", "StopRequest", "attach", "check_results", "run_job", "stop_signals"]
+__all__ = [
+    "Session",
+    "StopRequest",
+    "attach",
+    "check_results",
+    "check_results_early",
+    "run_job",
+    "stop_signals",
+]
 
 #: What a run needs at least for its events and its record; less is a full disk already.
 _LEAST_FREE_BYTES = 64 << 20
@@ -68,6 +77,18 @@ def check_results(root: Path) -> None:
         raise disk_full(
             root, f"a run: {free >> 20} MiB are left of {_LEAST_FREE_BYTES >> 20} needed"
         )
+
+
+def check_results_early(root: Path) -> None:
+    """Refuse a folder that cannot be written before anything is downloaded or built for it.
+
+    Makes nothing, so that a mistyped command leaves no folder behind. ResultsUnwritable.
+    """
+    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    if not existing.is_dir():
+        raise results_unwritable(root, f"{existing} is not a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise results_unwritable(root, f"{existing} may not be written to")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from typing import Optional, Sequence, Tuple
 
 from narrowgauge_kernels.errors import (
     BuildArgumentError,
+    DiskFullError,
     KernelBuildError,
     ToolchainMissingError,
 )
@@ -162,7 +164,7 @@ def visible_architectures() -> Tuple[str, ...]:
 
 
 def run(command: Sequence[str], what: str) -> str:
-    """Run a compiler; its output, or KernelBuildError with the end of it."""
+    """Run a compiler; its output, or KernelBuildError (DiskFullError) with the end of it."""
     try:
         done = subprocess.run(
             command,
@@ -174,6 +176,13 @@ def run(command: Sequence[str], what: str) -> str:
         )
     except OSError as error:
         raise ToolchainMissingError(f"{command[0]} does not run", why=str(error)) from error
+    if done.returncode != 0 and os.strerror(errno.ENOSPC) in done.stdout:
+        # Compilers keep their intermediate files in TMPDIR, so it need not be the build directory.
+        raise DiskFullError(
+            f"no room on the disk for {what}",
+            why=tail(done.stdout, 3),
+            next_step="free 50 MB there and in TMPDIR (or /tmp), or build elsewhere with --out DIR",
+        )
     if done.returncode != 0:
         raise KernelBuildError(
             f"{what} failed with exit code {done.returncode}",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Iterator, Optional, Sequence
 
 import numpy as np
 
@@ -35,8 +36,9 @@ def check_data(names: Sequence[str], root: Optional[Path]) -> None:
     for name in names:
         declaration = data_set(name)
         for flat in declaration.files:
-            path = _sized_file(declaration, flat, root)
-            found = sha256_file(path)
+            with _readable(declaration):
+                path = _sized_file(declaration, flat, root)
+                found = sha256_file(path)
             if found != flat.sha256:
                 raise _corrupt(declaration, path, f"sha256 is {found}, declared is {flat.sha256}")
 
@@ -47,10 +49,11 @@ def open_data(name: str, root: Optional[Path]) -> FlatData:
     Raises UnknownNameError, DataUnavailableError, DataCorruptError.
     """
     declaration = data_set(name)
-    arrays = [
-        np.memmap(_sized_file(declaration, flat, root), np.uint8, mode="r", shape=flat.shape)
-        for flat in declaration.files
-    ]
+    with _readable(declaration):
+        arrays = [
+            np.memmap(_sized_file(declaration, flat, root), np.uint8, mode="r", shape=flat.shape)
+            for flat in declaration.files
+        ]
     return FlatData(declaration, *arrays)
 
 
@@ -94,6 +97,19 @@ def _sized_file(declaration: DataSet, flat: FlatFile, root: Optional[Path]) -> P
         shape = " x ".join(map(str, flat.shape))
         raise _corrupt(declaration, path, f"it has {size} bytes; {shape} is {flat.bytes}")
     return path
+
+
+@contextmanager
+def _readable(declaration: DataSet) -> Iterator[None]:
+    """What cannot be read (a permission, an I/O error) is data that is not available."""
+    try:
+        yield
+    except OSError as error:
+        raise DataUnavailableError(
+            f"the data set '{declaration.name}' cannot be read",
+            why=f"{error.filename or declaration.name}: {error.strerror or error}",
+            next_step="see that the user who runs this may read the data folder and its files",
+        ) from error
 
 
 def _missing(declaration: DataSet, why: str) -> DataUnavailableError:

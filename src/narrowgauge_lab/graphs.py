@@ -46,8 +46,6 @@ class GraphedStep:
     of another size (the last of an epoch) runs eagerly between replays.
     """
 
-    description = "cuda-graph"
-
     def __init__(self, step: Step, batch: int, device: torch.device, warm_up: int = 3) -> None:
         self._step = step
         self._batch = batch
@@ -55,6 +53,11 @@ class GraphedStep:
         self._warm_up = warm_up
         self._stream = torch.cuda.Stream(device)
         self._graph: Optional[torch.cuda.CUDAGraph] = None
+
+    @property
+    def description(self) -> str:
+        """`cuda-graph` once there is one: a row of a few steps never gets that far."""
+        return "off" if self._graph is None else "cuda-graph"
 
     def __call__(self, indices: torch.Tensor) -> None:
         if indices.shape[0] != self._batch:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
-import random
 import signal
 import time
 import traceback
@@ -14,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Callable, Dict, Optional
 
-import numpy as np
 import torch
 
 from narrowgauge_contract.errors import ExitCode
@@ -25,6 +23,7 @@ from narrowgauge_lab.console import complain, flush
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.errors import describe
 from narrowgauge_lab.folder import last_words
+from narrowgauge_lab.seeding import seed_everything
 
 __all__ = ["RowFunction", "Setting", "live_as_row"]
 
@@ -109,7 +108,7 @@ def _run_row(job: Job, plan: RowPlan, log: EventLog, setting: Setting) -> int:
 
 
 def _measure(job: Job, plan: RowPlan, log: EventLog, setting: Setting) -> RowContext:
-    _seed(plan.seed)
+    seed_everything(plan.seed)
     run = setting.load()
     context = RowContext(
         plan,
@@ -132,12 +131,6 @@ def _measure(job: Job, plan: RowPlan, log: EventLog, setting: Setting) -> RowCon
             context.fact(name, value)
         context.finish(complete=complete)
     return context
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def _settings(device: str) -> Dict[str, Any]:

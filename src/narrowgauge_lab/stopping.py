@@ -51,6 +51,13 @@ class StopRequest:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _signals())
 
+    def child_began(self, number: int) -> None:
+        """Pass stops to this row from now on, and the one that came before it was there."""
+        self.child = number
+        if self.asked:
+            self._send(signal.SIGTERM)
+            signal.setitimer(signal.ITIMER_REAL, self._grace_s)
+
     def child_ended(self) -> None:
         """There is no row to pass a stop to any more."""
         self.child = 0

@@ -138,10 +138,11 @@ class Supervisor:
         self._crash.seek(0)
         self._crash.truncate()
         with self._stop.blocked():
-            self._stop.child = fork()
-            if self._stop.child == 0:
+            child = fork()
+            if child == 0:
                 live_as_row(self._job, plan, self._log, self._setting, parent, self._crash)
-        _, status = os.waitpid(self._stop.child, 0)
+            self._stop.child_began(child)
+        _, status = os.waitpid(child, 0)
         self._stop.child_ended()
         return status
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import warnings
 from typing import Any, BinaryIO, ContextManager, Dict, Tuple
 
@@ -99,7 +100,13 @@ def allow_tf32(allowed: bool) -> None:
 
 
 def tf32_allowed() -> Dict[str, bool]:
-    """What the math-mode flags say now, for matrix products and for convolutions."""
+    """Whether TF32 may be used now, for matrix products and for convolutions.
+
+    That is what the math-mode flags say, unless NVIDIA_TF32_OVERRIDE=0 is set: NVIDIA's libraries
+    then never use it, whatever the flags say, and the flags do not show that.
+    """
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
+        return {"matmul": False, "conv": False}
     if not _per_operator_math():
         return {
             "matmul": bool(torch.backends.cuda.matmul.allow_tf32),

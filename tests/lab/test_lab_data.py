@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
+from functools import partial
 from pathlib import Path
+from typing import Callable
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from narrowgauge_contract import datasets
 from narrowgauge_contract.datasets import DataSet
 from narrowgauge_contract.errors import UnknownNameError
+from narrowgauge_lab import data
 from narrowgauge_lab.data import check_data, open_data, synthetic_data
 from narrowgauge_lab.errors import DataCorruptError, DataUnavailableError
 
@@ -102,3 +106,24 @@ def test_made_up_data_is_the_same_every_time_and_can_be_learnt() -> None:
     )
     distances = ((one.test_images.reshape(64, 1, -1) - means) ** 2).sum(2)
     assert (distances.argmin(1) == one.test_labels).mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    "read", [lambda root: check_data(["mnist"], root), partial(open_data, "mnist")]
+)
+@pytest.mark.usefixtures("small")
+def test_a_file_that_may_not_be_read_is_not_an_unwritable_one(
+    read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this, its PermissionError was taken for one of the output folder's."""
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(data, "sha256_file", refuse)
+    monkeypatch.setattr(np, "memmap", refuse)
+    with pytest.raises(DataUnavailableError, match="cannot be read") as caught:
+        read(tmp_path)
+
+    assert "Permission denied" in caught.value.why
+    assert str(tmp_path) in caught.value.why

@@ -174,3 +174,15 @@ def test_the_scale_survives_a_checkpoint() -> None:
 
     assert float(one.scale) == float(other.scale) == 16.0
     assert int(other.skipped) == 1
+
+
+def test_tf32_that_the_environment_forbids_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA's libraries heed the variable whatever the flags say: such a row must be invalid."""
+    torch_compat.allow_tf32(True)
+    try:
+        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+        assert torch_compat.tf32_allowed() == {"matmul": True, "conv": True}
+        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+        assert torch_compat.tf32_allowed() == {"matmul": False, "conv": False}
+    finally:
+        torch_compat.allow_tf32(False)

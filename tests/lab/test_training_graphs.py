@@ -111,3 +111,12 @@ def test_out_of_memory_during_capture_stays_what_it_is(cuda: FakeCuda) -> None:
     step = _step([])
     with pytest.raises(RuntimeError, match="out of memory"):
         _take(step, 3)
+
+
+def test_a_step_that_was_never_captured_does_not_say_so(cuda: FakeCuda) -> None:
+    step = _step([])
+    _take(step, 2)
+    before = step.description
+    _take(step, 1)
+
+    assert (before, step.description) == ("off", "cuda-graph")

@@ -243,6 +243,21 @@ def test_plan_for_scripts(cli: Cli) -> None:
     assert "-m narrowgauge_lab run --job" in native[0]["command"]
 
 
+def test_results_that_cannot_be_written_are_refused_before_anything_is_prepared(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepared(*_: object) -> Path:
+        raise AssertionError("an environment was made for a run that cannot be kept")
+
+    monkeypatch.setattr("narrowgauge.environment.ensure_lab_python", prepared)
+    (tmp_path / "file").touch()
+    place = str(tmp_path / "file" / "results")
+    code, told = cli("run", "tiny", "--executor", "native", "--results", place)
+
+    assert code == ExitCode.RESULTS_UNWRITABLE
+    assert "is not a folder" in told
+
+
 def test_list_shows_experiments_and_targets(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     assert cli("list")[0] == ExitCode.OK

@@ -64,12 +64,13 @@ def run(
     from narrowgauge.errors import Interrupted
     from narrowgauge.launch import choose, run_all
     from narrowgauge.plan import JobRequest
-    from narrowgauge.runner import check_results
+    from narrowgauge.runner import check_results, check_results_early
     from narrowgauge.store import Store
 
     world = world_of(project)
     request = JobRequest(experiment, profile, tuple(parameter or ()), seed)
     store = Store(results_root(results, world.checkout))
+    check_results_early(store.root)
     launch = choose(world, request, on=on, executor=executor, lab_python=lab_python)
     check_results(store.root)
     finished = run_all(
