@@ -2,8 +2,8 @@
 
 Everything random comes from generators whose states are in the checkpoint; everything an epoch
 measured is in it too, so a resumed row on a CPU gives the same weights and the same metrics, whole.
-On a GPU it goes on with the same images, crops and rates; the last bits are as free there as between
-any two runs, because cuDNN picks algorithms by speed and some of them add atomically.
+On a GPU it goes on with the same images, crops and rates; the last bits are as free there as
+between any two runs, because cuDNN picks algorithms by speed and some of them add atomically.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from narrowgauge_lab.stopping import StopRequest
 def test_a_stop_from_before_the_row_began_reaches_it() -> None:
     """It came between the look whether to go on and the fork: the row would run to its end."""
     stop = StopRequest()
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
-        with stop.listening():
-            os.kill(os.getpid(), signal.SIGINT)
-            assert stop.asked
-            stop.child_began(child.pid)
-            assert child.wait(10) == -signal.SIGTERM
-            stop.child_ended()
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(sleep) as child, stop.listening():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.asked
+        stop.child_began(child.pid)
+        assert child.wait(10) == -signal.SIGTERM
+        stop.child_ended()
