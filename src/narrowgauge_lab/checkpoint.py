@@ -98,9 +98,11 @@ class Checkpoints:
 
 
 def write_weights(path: Path, model: nn.Module) -> None:
-    """Write the model's state dict, on the CPU, each tensor with memory of its own."""
+    """Write the model's state dict, on the CPU, each tensor with memory of its own, or nothing."""
     state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
-    torch.save(state, str(path))
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    _write_atomic(path, buffer.getvalue())
 
 
 def _seal(payload: bytes) -> bytes:

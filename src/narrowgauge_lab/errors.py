@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Iterator, Optional, Tuple
 
-from narrowgauge_contract.errors import ExitCode, NarrowgaugeError
+from narrowgauge_contract.errors import ExitCode, NarrowgaugeError, UsageError
 from narrowgauge_contract.outcome import ErrorInfo
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "DiskFullError",
     "OutOfMemoryError",
     "ResultsUnwritableError",
+    "ResumeRefusedError",
     "RowCrashedError",
     "TorchMissingError",
     "describe",
@@ -71,6 +72,10 @@ class TorchMissingError(NarrowgaugeError):
     """This Python has no torch, or a broken one."""
 
     exit_code = ExitCode.TOOLCHAIN_MISSING
+
+
+class ResumeRefusedError(UsageError):
+    """A run was begun in other circumstances (source, torch, device), so it cannot go on here."""
 
 
 class OutOfMemoryError(NarrowgaugeError):

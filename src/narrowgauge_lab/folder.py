@@ -10,7 +10,6 @@ from typing import Callable, Iterator, TypeVar
 
 from narrowgauge_contract.errors import UsageError
 from narrowgauge_contract.events import EVENTS_FILE
-from narrowgauge_contract.outcome import OUTCOME_FILE
 from narrowgauge_lab.errors import BusyError, ResultsUnwritableError, is_disk_full
 
 __all__ = ["hold", "last_words", "mend_events", "release_reserve"]
@@ -93,9 +92,6 @@ def _begin(out: Path, resume: bool) -> None:
             why="results are never overwritten",
             next_step="--resume goes on with it; another --out starts anew",
         )
-    # It is a fold of the events, which stay; beside new events it would tell of the old ones only.
-    if (out / OUTCOME_FILE).exists():
-        (out / OUTCOME_FILE).unlink()
     mend_events(out)
     with open(out / _RESERVE_FILE, "wb") as stream:
         # Random, so that a file system that compresses keeps the room too.

@@ -24,7 +24,7 @@ from narrowgauge_contract.job import (
 from narrowgauge_contract.outcome import Outcome
 from narrowgauge_contract.record import RECORD_FILE, compose, write_record
 from narrowgauge_lab import experiments
-from narrowgauge_lab.errors import describe
+from narrowgauge_lab.errors import ResumeRefusedError, describe
 from narrowgauge_lab.folder import hold, last_words
 from narrowgauge_lab.stopping import StopRequest
 
@@ -97,6 +97,8 @@ def _run_held(request: Request, job: Job, folder: Path, stop: StopRequest) -> Ou
             require_applicable(job.experiment_spec(), inside, request.device)
             check_data(job.data_sets, request.data)
             supervisor.run_rows(device)
+        except ResumeRefusedError:
+            raise  # the run that is there stays as it was
         except Exception as error:
             info, code = describe(error, request.out, otherwise=ExitCode.INTERNAL)
             outcome = supervisor.end(info, code)

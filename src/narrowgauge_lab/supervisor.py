@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, List, Optional, Set, Tuple
 
 from narrowgauge_contract.codec import encode, write_json_atomic
-from narrowgauge_contract.errors import ExitCode, NarrowgaugeError, UsageError
+from narrowgauge_contract.errors import ExitCode, NarrowgaugeError
 from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog, EventTail
 from narrowgauge_contract.job import Job, RowPlan
 from narrowgauge_contract.outcome import (
@@ -28,7 +28,12 @@ from narrowgauge_contract.outcome import (
     fold_outcome,
 )
 from narrowgauge_lab.console import complain
-from narrowgauge_lab.errors import OutOfMemoryError, RowCrashedError, disk_full
+from narrowgauge_lab.errors import (
+    OutOfMemoryError,
+    ResumeRefusedError,
+    RowCrashedError,
+    disk_full,
+)
 from narrowgauge_lab.folder import last_words, mend_events
 from narrowgauge_lab.forking import fork
 from narrowgauge_lab.oom import oom_kills
@@ -65,8 +70,8 @@ class Supervisor:
     def begin(self, inside: InsideFacts, source_hash: str, experiment_hash: str) -> None:
         """Write the start of the run.
 
-        Raises UsageError where rows of this run were measured in other circumstances: one record
-        has one set of them.
+        Raises ResumeRefusedError, having changed nothing, where rows of this run were measured in
+        other circumstances: one record has one set of them.
         """
         fold = self._fold
         if fold.rows():
@@ -76,11 +81,15 @@ class Supervisor:
             now.update(encode(inside))
             differing = [name for name in now if now[name] != before.get(name)]
             if differing:
-                raise UsageError(
+                raise ResumeRefusedError(
                     "the run cannot go on here: it was begun in other circumstances",
                     why="\n".join(f"{n}: {before.get(n)}, now {now[n]}" for n in differing),
                     next_step="resume where it was begun, or start anew with another --out",
                 )
+        # A fold of the events, which stay; beside new ones it would tell of the old ones only.
+        outcome = self._setting.out / OUTCOME_FILE
+        if outcome.exists():
+            outcome.unlink()
         self._log.emit(
             EventKind.RUN_START,
             inside=inside,
@@ -207,12 +216,18 @@ def _why_silent(status: int, kills_before: Optional[int], out: Path) -> Narrowga
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     if number == signal.SIGKILL:
         now = oom_kills()
-        counted = now is not None and kills_before is not None and now > kills_before
+        known = now is not None and kills_before is not None
+        if known and now == kills_before:
+            return RowCrashedError(
+                "the row was killed by SIGKILL",
+                why="not for memory, by the kernel's own count: somebody killed it",
+                next_step="run it again; --resume keeps the rows that are complete",
+            )
         return OutOfMemoryError(
-            "the row ran out of memory" if counted else "the row was killed by SIGKILL",
+            "the row ran out of memory" if known else "the row was killed by SIGKILL",
             why="the kernel's out-of-memory killer ended it"
-            if counted
-            else "usually that is the kernel's out-of-memory killer; its count cannot confirm it",
+            if known
+            else "usually that is the kernel's out-of-memory killer; its count cannot be read here",
             next_step="use less memory: a smaller batch or a smaller model; or give it more",
         )
     return RowCrashedError(

@@ -98,7 +98,9 @@ class Training:
         }
         self.history = History(scaling=self.mode.scales_loss)
         self.epoch = 0
-        self._saved_at = time.monotonic()
+        self._saved_at = self._began = time.monotonic()
+        #: Seconds that this row took in the processes before a resume.
+        self._seconds_before = 0.0
         self._shown_at = 0.0
         self._said = ""
 
@@ -136,7 +138,10 @@ class Training:
         self.history.load_state_dict(state["history"])
         # The row began anew in the record: what the epochs before gave has to be said again.
         self.history.emit(self.ctx)
+        self._seconds_before = state["seconds"]
         self.ctx.fact("resumed_after_epoch", self.epoch)
+        # The row's own duration is of its last process only.
+        self.ctx.fact("seconds_before_resume", self._seconds_before)
 
     def run(self) -> Optional[Evaluation]:
         """Train the epochs that are left. None where the loss diverged."""
@@ -238,6 +243,7 @@ class Training:
             {
                 "identity": self._identity(),
                 "epoch": self.epoch,
+                "seconds": self._seconds_before + time.monotonic() - self._began,
                 "history": self.history.state_dict(),
                 "model": dict(self.model.state_dict()),
                 "optimizer": self.optimizer.state_dict(),

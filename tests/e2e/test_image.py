@@ -14,7 +14,8 @@ from narrowgauge.images.content import source_hash
 def test_the_image_prints_the_source_hash_of_the_checkout(image: Built, project: Path) -> None:
     """The same in every image: it is computed inside, from what was copied in."""
     assert re.findall(r"^source ([0-9a-f]{64})$", image.log, re.MULTILINE) == [source_hash(project)]
-    assert re.search(r"^kernels linear in /opt/narrowgauge/kernels$", image.log, re.MULTILINE)
+    checked = r"^kernels .*linear_mac on cpu.* in /opt/narrowgauge/kernels$"
+    assert re.search(checked, image.log, re.MULTILINE)
 
 
 def test_the_image_says_what_it_is(engine: docker.DockerClient, image: Built, base: str) -> None:
