@@ -164,7 +164,12 @@ plugin() (
         if apt-cache show "$package" >/dev/null 2>&1 && apt-get download "$package"; then break; fi
     done
     if ! compgen -G '*.deb' >/dev/null; then
-        echo "deb $(debian_mirror) trixie main" >sources.list
+        mirror=$(debian_mirror)
+        if [ -z "$mirror" ]; then
+            echo "none of ${*:1:$#-1} is to be had, and apt here is not set to a mirror of Debian"
+            return 1
+        fi
+        echo "deb $mirror trixie main" >sources.list
         options=(-o "Dir::Etc::sourcelist=$folder/sources.list" -o Dir::Etc::sourceparts=-
             -o "Dir::State::lists=$folder/lists" -o "Dir::Cache=$folder")
         apt-get "${options[@]}" update -qq &&
@@ -176,12 +181,10 @@ plugin() (
     cp "$found" "$state/docker-config/cli-plugins/"
 )
 
-#: The mirror that apt is set to, where it is Debian's; else Debian's own.
+#: The mirror that apt is set to, where it is Debian's; else nothing.
 debian_mirror() {
-    local from
-    from=$(apt-get indextargets --format "\$(REPO_URI) \$(RELEASE) \$(COMPONENT)" \
-        'Created-By: Packages' 2>/dev/null | awk '$2 == "bookworm" && $3 == "main" { print $1; exit }')
-    printf '%s' "${from:-http://deb.debian.org/debian}"
+    apt-get indextargets --format "\$(REPO_URI) \$(RELEASE) \$(COMPONENT)" \
+        'Created-By: Packages' 2>/dev/null | awk '$2 == "bookworm" && $3 == "main" { print $1; exit }'
 }
 
 #: Plugins that an earlier run provided count as there; the user's own settings still hold.

@@ -12,7 +12,7 @@ cpu_index=https://download.pytorch.org/whl/cpu
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 
-# The mirror that apt is set to, when it has this release; else Debian's own.
+# The mirror that apt is set to, when it has this release; else nothing: debootstrap has its own.
 mirror() {
     apt-get indextargets --format "\$(REPO_URI) \$(RELEASE) \$(COMPONENT)" \
         'Created-By: Packages' 2>/dev/null |
@@ -30,7 +30,7 @@ make_base() {
         local from
         from=$(mirror)
         as_root debootstrap --variant=minbase --include=g++,python3,python3-venv \
-            $release "$tree" "${from:-http://deb.debian.org/debian}"
+            $release "$tree" ${from:+"$from"}
         as_root rm -rf "$tree"/var/cache/apt/archives/*.deb "$tree"/var/lib/apt/lists/*
         as_root tar -C "$tree" -c . >"$folder/base.tar.part"
         mv "$folder/base.tar.part" "$folder/base.tar"

@@ -9,6 +9,7 @@ both to torch's own, step by step.
 
 from __future__ import annotations
 
+import abc
 from typing import Any, Callable, Dict, Optional, Sequence
 
 import torch
@@ -21,7 +22,7 @@ __all__ = ["SGD", "Adadelta", "FlatOptimizer", "OptimizerMaker"]
 _ALIGNMENT = 16
 
 
-class FlatOptimizer:
+class FlatOptimizer(abc.ABC):
     """Moves the model's parameters into one flat tensor (they become views) and updates that.
 
     `rate` is a device scalar; `state` maps names to flat tensors shaped like the parameters.
@@ -71,8 +72,9 @@ class FlatOptimizer:
             for tensor, old in zip(tensors, before):
                 tensor.copy_(torch.where(skip, old, tensor))
 
+    @abc.abstractmethod
     def _update(self) -> None:
-        raise NotImplementedError
+        """Change `values` and `state` in place, from `gradient` and the rate."""
 
     def state_dict(self) -> Dict[str, Any]:
         return {name: tensor.clone() for name, tensor in self.state.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from typing import Sequence, Tuple
@@ -11,12 +12,12 @@ from narrowgauge_contract.errors import BadValueError
 __all__ = ["MultiStep", "Schedule", "Step", "milestones"]
 
 
-class Schedule:
+class Schedule(abc.ABC):
     """The learning rate of each epoch, counted from 0."""
 
+    @abc.abstractmethod
     def rate(self, epoch: int) -> float:
         """The learning rate used throughout that epoch."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,7 +82,7 @@ def _check_machine():
 
 
 def _mirror():
-    """The Debian mirror that apt is set to already, else the public one."""
+    """The Debian mirror that apt is set to already."""
     listed = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(SITE) $(CODENAME)", "Created-By: Packages"],
         stdout=subprocess.PIPE,
@@ -93,7 +93,7 @@ def _mirror():
         site, _, codename = line.partition(" ")
         if codename == "bookworm" and "security" not in site:
             return site
-    return "http://deb.debian.org/debian"
+    raise NotProvisioned("apt here is not set to a mirror of Debian 12")
 
 
 def _download(work, mirror):
