@@ -39,7 +39,15 @@ from narrowgauge.plan import (
 )
 from narrowgauge.progress import Reporter
 from narrowgauge.recording import StartFacts
-from narrowgauge.runner import Session, StopRequest, attach, run_job, stop_signals
+from narrowgauge.runner import (
+    Session,
+    StopRequest,
+    attach,
+    check_results,
+    check_results_early,
+    run_job,
+    stop_signals,
+)
 from narrowgauge.selection import check_experiment, choose_accelerator, pick_target
 from narrowgauge.store import RunFolder, Store
 from narrowgauge.targets import Target, load_targets
@@ -64,6 +72,7 @@ __all__ = [
     "executor_of",
     "image_finder",
     "my_turn",
+    "prepare",
     "run_all",
     "start_facts",
 ]
@@ -132,6 +141,26 @@ def choose(
             raise
         why = f"{error.what} ({error.why.splitlines()[-1]})" if error.why else error.what
         return _native(world, jobs, spec, target if on else None, lab_python, why)
+
+
+def prepare(
+    world: World,
+    request: JobRequest,
+    results: Path,
+    *,
+    on: str | None,
+    executor: str,
+    lab_python: Path | None,
+) -> Launch:
+    """`choose`, for runs that will be kept in `results`.
+
+    Whether they can be is asked before anything is downloaded or built for them, and proved after.
+    Raises ResultsUnwritable and DiskFull besides what `choose` raises.
+    """
+    check_results_early(results)
+    launch = choose(world, request, on=on, executor=executor, lab_python=lab_python)
+    check_results(results)
+    return launch
 
 
 def run_all(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from narrowgauge.machine import Host
-from narrowgauge.selection import refusal, torch_satisfies
+from narrowgauge.selection import refusal, working_targets
 from narrowgauge.store import RunFolder
 from narrowgauge.targets import Target
 from narrowgauge_contract.record import Record
@@ -40,7 +40,7 @@ def print_listing(
     table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     for spec in specs:
         costs = [_cost(spec.profiles[name]) for name in ("smoke", "short", "paper")]
-        table.add_row(spec.id, spec.title, *costs, ", ".join(_targets(spec, targets)))
+        table.add_row(spec.id, spec.title, *costs, ", ".join(working_targets(spec, targets)))
     console.print(table)
     console.print()
     table = Table("target", "what", "here", box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
@@ -79,21 +79,8 @@ def _experiment(spec: ExperimentSpec, targets: Mapping[str, Target]) -> dict[str
             name: {"repeats": p.repeats, "minutes": p.minutes, "disk_gb": p.disk_gb, "note": p.note}
             for name, p in spec.profiles.items()
         },
-        "targets": _targets(spec, targets),
+        "targets": working_targets(spec, targets),
     }
-
-
-def _targets(spec: ExperimentSpec, targets: Mapping[str, Target]) -> list[str]:
-    """The targets whose torch and accelerator are enough; one whose base brings torch may be."""
-    return [
-        target.name
-        for target in targets.values()
-        if (target.fits.needs_gpu or not spec.requires_accelerator)
-        and (
-            target.torch.version is None
-            or torch_satisfies(spec.requires_torch, target.torch.version)
-        )
-    ]
 
 
 def _cost(profile: Profile) -> str:

@@ -192,8 +192,9 @@ def _not_here(
     )
 
 
-def _that_work(spec: ExperimentSpec, targets: Mapping[str, Target]) -> str:
-    working = [
+def working_targets(spec: ExperimentSpec, targets: Mapping[str, Target]) -> list[str]:
+    """The targets whose torch and accelerator are enough; one whose base brings torch may be."""
+    return [
         target.name
         for target in targets.values()
         if (target.fits.needs_gpu or not spec.requires_accelerator)
@@ -202,4 +203,8 @@ def _that_work(spec: ExperimentSpec, targets: Mapping[str, Target]) -> str:
             or torch_satisfies(spec.requires_torch, target.torch.version)
         )
     ]
+
+
+def _that_work(spec: ExperimentSpec, targets: Mapping[str, Target]) -> str:
+    working = working_targets(spec, targets)
     return f"it works on: {', '.join(working)}" if working else "no target offers that"

@@ -204,6 +204,20 @@ class TestWeights:
         [entry] = json.loads(capsys.readouterr().out)
         assert entry["about"]["recipe"] == "from the paper's page"
 
+    def test_training_for_results_that_cannot_be_kept_is_refused_before_anything_is_prepared(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def prepared(*_: object) -> Path:
+            raise AssertionError("an environment was made for a run that cannot be kept")
+
+        monkeypatch.setattr("narrowgauge.environment.ensure_lab_python", prepared)
+        (tmp_path / "file").touch()
+        code, told = _run("weights", "train", "mnist", "--name", "w", "--executor", "native",
+                          "--store", tmp_path / "s", "--results", tmp_path / "file" / "r")  # fmt: skip
+
+        assert code == 23
+        assert "is not a folder" in told
+
     def test_training_weights_that_nobody_saves_is_refused_at_once(
         self, tiny_checkout: Path, tmp_path: Path
     ) -> None:

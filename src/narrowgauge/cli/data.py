@@ -175,11 +175,10 @@ def train(
     """Run an experiment that saves its weights, and keep those of its first valid row."""
     from narrowgauge import weights
     from narrowgauge.catalog import load_experiment
-    from narrowgauge.launch import choose, run_all
+    from narrowgauge.launch import prepare, run_all
     from narrowgauge.plan import JobRequest
     from narrowgauge.progress import LineReporter
     from narrowgauge.recording import problem_of
-    from narrowgauge.runner import check_results
     from narrowgauge.store import Store
 
     world = world_of(project)
@@ -188,9 +187,8 @@ def train(
     words = (*(parameter or ()), f"{weights.SAVE_PARAMETER}=true")
     request = JobRequest(experiment, profile, words, seed)
     runs = Store(results_root(results, world.checkout))
-    launch = choose(world, request, on=on, executor=executor, lab_python=lab_python)
+    launch = prepare(world, request, runs.root, on=on, executor=executor, lab_python=lab_python)
     weights.require_one(launch.jobs)
-    check_results(runs.root)
     [(folder, record)] = run_all(
         world,
         launch,

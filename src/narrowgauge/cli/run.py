@@ -62,17 +62,14 @@ def run(
 ) -> None:
     """Run an experiment, record it, show it."""
     from narrowgauge.errors import Interrupted
-    from narrowgauge.launch import choose, run_all
+    from narrowgauge.launch import prepare, run_all
     from narrowgauge.plan import JobRequest
-    from narrowgauge.runner import check_results, check_results_early
     from narrowgauge.store import Store
 
     world = world_of(project)
     request = JobRequest(experiment, profile, tuple(parameter or ()), seed)
     store = Store(results_root(results, world.checkout))
-    check_results_early(store.root)
-    launch = choose(world, request, on=on, executor=executor, lab_python=lab_python)
-    check_results(store.root)
+    launch = prepare(world, request, store.root, on=on, executor=executor, lab_python=lab_python)
     finished = run_all(
         world, launch, store=store, data=data_root(data), wait=wait, reporter=_reporter(as_json)
     )
