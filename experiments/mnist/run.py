@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from narrowgauge_lab import training
-from narrowgauge_lab.augment import Feed
+from narrowgauge_lab.augment import make_feeds
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.optim import Adadelta
 from narrowgauge_lab.schedule import Step
@@ -21,11 +21,8 @@ def run(ctx: RowContext) -> None:
     parameters = ctx.parameters
     name = parameters["data"]
     data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
-    mean, std = data.declaration.mean, data.declaration.std
     classes = data.declaration.classes
-    limit = parameters["train_limit"] or len(data.train_images)
-    training_set = Feed(data.train_images[:limit], data.train_labels[:limit], mean, std, ctx.device)
-    test_set = Feed(data.test_images, data.test_labels, mean, std, ctx.device)
+    training_set, test_set = make_feeds(data, ctx.device, limit=parameters["train_limit"])
     training.seed_everything(ctx.seed)
     recipe = training.Recipe(
         epochs=parameters["epochs"],

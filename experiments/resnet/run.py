@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from narrowgauge_lab import training
-from narrowgauge_lab.augment import Augmentation, Feed
+from narrowgauge_lab.augment import Augmentation, make_feeds
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.optim import SGD
 from narrowgauge_lab.schedule import MultiStep, milestones
@@ -29,22 +29,14 @@ def run(ctx: RowContext) -> None:
     parameters = ctx.parameters
     name = parameters["data"]
     data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
-    mean, std = data.declaration.mean, data.declaration.std
     classes = data.declaration.classes
     depth = int(parameters["depth"])
-    limit = parameters["train_limit"] or len(data.train_images)
-    channels_last = parameters["layout"] == "nhwc"
-    training_set = Feed(
-        data.train_images[:limit],
-        data.train_labels[:limit],
-        mean,
-        std,
+    training_set, test_set = make_feeds(
+        data,
         ctx.device,
-        Augmentation(padding=4, flip=True),
-        channels_last,
-    )
-    test_set = Feed(
-        data.test_images, data.test_labels, mean, std, ctx.device, channels_last=channels_last
+        limit=parameters["train_limit"],
+        augmentation=Augmentation(padding=4, flip=True),
+        channels_last=parameters["layout"] == "nhwc",
     )
     training.seed_everything(ctx.seed)
     recipe = training.Recipe(

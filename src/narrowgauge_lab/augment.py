@@ -13,7 +13,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-__all__ = ["Augmentation", "Draws", "Feed", "crop_and_flip", "draw", "normalise"]
+from narrowgauge_lab.data import FlatData
+
+__all__ = ["Augmentation", "Draws", "Feed", "crop_and_flip", "draw", "make_feeds", "normalise"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,3 +127,24 @@ class Feed:
             images = crop_and_flip(images, flip, top, left, self.augmentation.padding)
         ready = normalise(images, self._mean, self._std)
         return ready.contiguous(memory_format=self._format), self.labels.index_select(0, indices)
+
+
+def make_feeds(
+    data: FlatData,
+    device: torch.device,
+    *,
+    limit: int = 0,
+    augmentation: Augmentation = Augmentation(),
+    channels_last: bool = False,
+) -> Tuple[Feed, Feed]:
+    """The training set, its first `limit` images (0: all) and augmented, and the whole test set.
+
+    Both are normalised by the declared mean and deviation of the training images.
+    """
+    mean, std = data.declaration.mean, data.declaration.std
+    count = limit or len(data.train_images)
+    images, labels = data.train_images[:count], data.train_labels[:count]
+    return (
+        Feed(images, labels, mean, std, device, augmentation, channels_last),
+        Feed(data.test_images, data.test_labels, mean, std, device, channels_last=channels_last),
+    )

@@ -212,8 +212,8 @@ class TestWeights:
 
         monkeypatch.setattr("narrowgauge.environment.ensure_lab_python", prepared)
         (tmp_path / "file").touch()
-        code, told = _run("weights", "train", "mnist", "--name", "w", "--executor", "native",
-                          "--store", tmp_path / "s", "--results", tmp_path / "file" / "r")  # fmt: skip
+        words = ["mnist", "--name", "w", "--executor", "native", "--store", tmp_path / "store"]
+        code, told = _run("weights", "train", *words, "--results", tmp_path / "file" / "results")
 
         assert code == 23
         assert "is not a folder" in told
