@@ -12,6 +12,7 @@ nox.options.reuse_existing_virtualenvs = True
 #: Code that enters an image and therefore runs on Python 3.8.
 OLD_PYTHON = [
     "src/narrowgauge_contract",
+    "src/narrowgauge_data",
     "src/narrowgauge_lab",
     "src/narrowgauge_kernels",
     "experiments",

@@ -29,7 +29,8 @@ sys.path[:0] = [str(SOURCE), str(Path(__file__).parent)]
 
 from narrowgauge.checkout import Checkout  # noqa: E402
 from narrowgauge.container import ContainerPlan, docker_run_words  # noqa: E402
-from narrowgauge.executors.docker import DockerExecutor, connect  # noqa: E402
+from narrowgauge.executors.docker import DockerExecutor  # noqa: E402
+from narrowgauge.executors.docker_client import connect  # noqa: E402
 from narrowgauge.launch import World, container_planner, image_finder  # noqa: E402
 from narrowgauge.machine import probe_host  # noqa: E402
 from narrowgauge.plan import JobRequest, Places, plan_jobs  # noqa: E402
@@ -42,7 +43,7 @@ PARAMETERS = ("data=synthetic",)
 #: All that a docker run imports before its container starts; subtracted to see what is ours.
 IMPORTS = (
     "import narrowgauge.cli.app, narrowgauge.launch, narrowgauge.runner, narrowgauge.store,"
-    " narrowgauge.data, narrowgauge.executors.docker, narrowgauge.images.inspect"
+    " narrowgauge.executors.docker, narrowgauge.images.inspect, narrowgauge_data"
 )
 
 

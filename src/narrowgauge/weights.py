@@ -135,7 +135,7 @@ def _taken(known: StoredWeights) -> BadValueError:
 
 def default_root(env: Mapping[str, str], home: Path) -> Path:
     """Where weights lie: beside the data sets of this user."""
-    from narrowgauge.data import default_root as data_root
+    from narrowgauge_data import default_root as data_root
 
     return data_root(env, home).parent / "weights"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import errno
 import functools
 import json
 import math
@@ -20,19 +21,26 @@ from typing import Any, Dict, Tuple, Type, TypeVar, Union
 
 from narrowgauge_contract.errors import DamagedRecordError, NarrowgaugeError, nearest
 
-__all__ = ["decode", "dumps", "encode", "read_json", "write_json_atomic"]
+__all__ = ["LATER", "decode", "dumps", "encode", "read_json", "write_atomic", "write_json_atomic"]
 
 T = TypeVar("T")
 
 #: `Optional[X]`, and the host's `X | None`, which Python 3.8 does not have.
 _UNIONS = (Union, getattr(types, "UnionType", Union))
+#: Metadata of a field that came after documents had been written: it is left out where it holds its
+#: default, so that those documents still read and write as the same bytes.
+LATER = types.MappingProxyType({"later": True})
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def encode(value: Any) -> Any:
     """Turn a dataclass tree into what `json.dumps` takes; non-finite floats become strings."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {
+            field.name: encode(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if not ("later" in field.metadata and getattr(value, field.name) == field.default)
+        }
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, float):
@@ -176,14 +184,20 @@ def read_json(path: Path) -> Any:
 
 
 def write_json_atomic(path: Path, value: Any) -> None:
-    """Write the whole document or nothing: temporary file, fsync, rename.
+    """Write the whole document or nothing. Raises what `write_atomic` raises."""
+    write_atomic(path, dumps(value).encode("utf-8"))
 
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write the whole file or nothing, and for good: temporary file, fsync, rename, fsync.
+
+    What a kill leaves is `.NAME.PID.tmp` beside it.
     Raises OSError as the file system gave it; callers at the edge name it.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as stream:
-            stream.write(dumps(value))
+        with open(temporary, "wb") as stream:
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
@@ -191,3 +205,17 @@ def write_json_atomic(path: Path, value: Any) -> None:
         if temporary.exists():
             temporary.unlink()
         raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` outlast a power cut, where its file system can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # What some network and FUSE file systems answer; the file itself is written by then.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)

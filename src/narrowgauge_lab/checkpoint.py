@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import random
 import re
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from narrowgauge_contract.codec import write_atomic
 from narrowgauge_contract.errors import DamagedRecordError, UsageError
 from narrowgauge_lab import torch_compat
 
@@ -64,7 +64,8 @@ class Checkpoints:
         path = self.folder / f"checkpoint-{number:06d}.pt"
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        _write_atomic(path, _seal(buffer.getvalue()))
+        self._sweep()
+        write_atomic(path, _seal(buffer.getvalue()))
         for _, old in kept[: len(kept) + 1 - _KEPT]:
             old.unlink()
         return path
@@ -87,7 +88,11 @@ class Checkpoints:
         """Remove every checkpoint: the row is complete and will not be resumed."""
         for _, path in self._numbered():
             path.unlink()
-        for unfinished in self.folder.glob("checkpoint-*.tmp"):
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what a killed write left: nothing reads it, and it is as large as a checkpoint."""
+        for unfinished in self.folder.glob(".checkpoint-*.tmp"):
             unfinished.unlink()
 
     def _numbered(self) -> List[Tuple[int, Path]]:
@@ -102,7 +107,7 @@ def write_weights(path: Path, model: nn.Module) -> None:
     state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    _write_atomic(path, buffer.getvalue())
+    write_atomic(path, buffer.getvalue())
 
 
 def _seal(payload: bytes) -> bytes:
@@ -131,25 +136,6 @@ def _unseal(path: Path, content: bytes, earlier: Optional[Path]) -> bytes:
             ),
         )
     return payload
-
-
-def _write_atomic(path: Path, content: bytes) -> None:
-    unfinished = path.with_suffix(".tmp")
-    try:
-        with open(unfinished, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(unfinished, path)
-    except OSError:
-        if unfinished.exists():
-            unfinished.unlink()
-        raise
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def random_state(generators: Dict[str, torch.Generator]) -> Dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
 import numpy as np
 
+from narrowgauge_contract.data_commands import CONTAINER, LAUNCHER, DataCommands, commands_in
 from narrowgauge_contract.datasets import DataSet, FlatFile, data_set
 from narrowgauge_contract.hashing import sha256_file
 from narrowgauge_lab.errors import DataCorruptError, DataUnavailableError
@@ -112,14 +114,22 @@ def _readable(declaration: DataSet) -> Iterator[None]:
         ) from error
 
 
+def _commands() -> DataCommands:
+    """What to type where this runs. Asked of the process itself: only a message depends on it."""
+    return commands_in(os.environ, LAUNCHER)
+
+
 def _missing(declaration: DataSet, why: str) -> DataUnavailableError:
+    commands = _commands()
     needed = "\n".join(f"  {flat.name}  {flat.bytes} bytes" for flat in declaration.files)
+    # A container has its data folder mounted already.
+    mounted = "" if commands is CONTAINER else ", then --data with its data folder"
     return DataUnavailableError(
         f"the data set '{declaration.name}' is not here",
         why=why,
-        next_step=f"narrowgauge data fetch {declaration.name}, then --data with its data folder.\n"
+        next_step=f"{commands.fetch.format(declaration.name)}{mounted}.\n"
         f"By hand: put these (uint8 in C order, images as [count, channels, height, width]) into "
-        f"DIR/{declaration.name}/ and give --data DIR:\n{needed}",
+        f"DIR/{declaration.name}/ and give {commands.elsewhere}:\n{needed}",
     )
 
 
@@ -127,6 +137,5 @@ def _corrupt(declaration: DataSet, path: Path, why: str) -> DataCorruptError:
     return DataCorruptError(
         f"{path} is not the declared {declaration.title}",
         why=why,
-        next_step=f"narrowgauge data verify {declaration.name} --repair, or delete it and "
-        f"narrowgauge data fetch {declaration.name}",
+        next_step=f"{_commands().repair.format(declaration.name)} fetches the set again",
     )

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
+import os
+import stat
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple, Union
 
@@ -12,7 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from narrowgauge_contract.codec import decode, dumps, encode, read_json, write_json_atomic
+from narrowgauge_contract.codec import (
+    LATER,
+    decode,
+    dumps,
+    encode,
+    read_json,
+    write_atomic,
+    write_json_atomic,
+)
 from narrowgauge_contract.errors import DamagedRecordError, ExitCode
 from narrowgauge_contract.outcome import Metric, Row, SideFile, Status, Validity
 
@@ -33,6 +45,13 @@ class Outer:
     table: Dict[str, Inner]
     either: Union[int, str]
     maybe: Optional[int] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Grown:
+    name: str
+    early: Tuple[str, ...] = ()
+    late: Tuple[str, ...] = dataclasses.field(default=(), metadata=LATER)
 
 
 FLOATS = st.floats(allow_nan=False) | st.integers(-(2**60), 2**60).map(float)
@@ -178,3 +197,48 @@ class TestFiles:
 
         assert read_json(path) == {"a": 1}
         assert [p.name for p in tmp_path.iterdir()] == ["job.json"]
+
+    def test_a_full_disk_leaves_the_old_file_and_no_litter(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "a.bin"
+        write_atomic(path, b"old")
+
+        def full(descriptor: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            write_atomic(path, b"new")
+
+        assert path.read_bytes() == b"old"
+        assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
+
+    @pytest.mark.parametrize(("number", "fatal"), [(errno.EINVAL, False), (errno.EIO, True)])
+    def test_a_folder_that_cannot_be_synced_is_no_failure_of_the_write(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, fatal: bool
+    ) -> None:
+        """Some network file systems have no fsync for folders; a broken disk is another matter."""
+        real, synced = os.fsync, []
+
+        def sync(descriptor: int) -> None:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise OSError(number, os.strerror(number))
+            synced.append(descriptor)
+            real(descriptor)
+
+        monkeypatch.setattr(os, "fsync", sync)
+        with pytest.raises(OSError, match="output error") if fatal else nullcontext():
+            write_atomic(tmp_path / "a.bin", b"new")
+
+        assert len(synced) == 1
+        assert (tmp_path / "a.bin").read_bytes() == b"new"
+
+
+def test_a_field_that_came_later_changes_no_document_that_was_there() -> None:
+    before = {"name": "n", "early": []}
+
+    assert encode(decode(Grown, before)) == before
+    grown = Grown("n", late=("base",))
+    assert encode(grown) == {**before, "late": ["base"]}
+    assert decode(Grown, encode(grown)) == grown

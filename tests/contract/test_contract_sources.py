@@ -7,6 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from narrowgauge_contract.data_commands import (
+    CONTAINER,
+    LAUNCHER,
+    DataCommands,
+    commands_in,
+    module_at,
+)
 from narrowgauge_contract.datasets import DATA_SETS, DataSet, data_set
 from narrowgauge_contract.errors import ExitCode, NarrowgaugeError, UnknownNameError, nearest
 from narrowgauge_contract.hashing import sha256_file, tree_hash
@@ -116,3 +123,23 @@ class TestErrors:
             in UnknownNameError("set", "zzz", ["mnist", "cifar10"]).next_step
         )
         assert "Known: none" in UnknownNameError("set", "zzz", []).next_step
+
+
+class TestDataCommands:
+    """What a message says must be what its reader can type."""
+
+    def test_an_image_is_known_by_its_target(self) -> None:
+        assert commands_in({"NARROWGAUGE_TARGET": "cpu"}, LAUNCHER) is CONTAINER
+        assert commands_in({"NARROWGAUGE_TARGET": ""}, LAUNCHER) is LAUNCHER
+        assert commands_in({}, LAUNCHER) is LAUNCHER
+
+    @pytest.mark.parametrize("commands", [LAUNCHER, CONTAINER, module_at(Path("/data"))])
+    def test_every_command_names_the_set(self, commands: DataCommands) -> None:
+        for template in (commands.fetch, commands.take, commands.repair):
+            assert template.count("{}") == 1
+            assert " mnist" in template.format("mnist")
+
+    def test_a_folder_of_any_name_can_be_pasted(self) -> None:
+        line = module_at(Path("/a folder/{x}")).fetch.format("mnist")
+
+        assert line == "python3 -m narrowgauge_data fetch mnist --data '/a folder/{x}'"

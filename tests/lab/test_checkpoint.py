@@ -133,7 +133,7 @@ def test_a_killed_write_is_no_checkpoint(tmp_path: Path) -> None:
     """What a kill leaves is the temporary file: it is not read, and the next write replaces it."""
     store = Checkpoints(tmp_path, resume=True)
     store.save({"epoch": 1})
-    (tmp_path / "checkpoint-000002.tmp").write_bytes(b"narrowgauge-checkpoint 1 half")
+    (tmp_path / ".checkpoint-000002.pt.1.tmp").write_bytes(b"narrowgauge-checkpoint 1 half")
 
     state = store.load()
     assert state is not None
@@ -145,7 +145,7 @@ def test_a_killed_write_is_no_checkpoint(tmp_path: Path) -> None:
 def test_clearing_removes_what_is_ours_only(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path)
     store.save({"epoch": 1})
-    (tmp_path / "checkpoint-000002.tmp").write_bytes(b"half")
+    (tmp_path / ".checkpoint-000002.pt.1.tmp").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("mine")
     store.clear()
     Checkpoints(tmp_path / "absent").clear()

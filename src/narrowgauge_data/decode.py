@@ -7,80 +7,48 @@ What a decoder makes is judged by its sha256 alone; it only has to fail cleanly 
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import math
 import re
 import shutil
-import tarfile
-import zlib
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO, BinaryIO, Callable, ContextManager, Dict, List, Mapping, Tuple, cast
 
 from narrowgauge_contract.datasets import DataSet
+from narrowgauge_data.archives import DAMAGED, BadSourceError
 
-__all__ = ["LAYOUTS", "BadSourceError", "Layout", "collect", "decode", "layouts_of"]
+__all__ = ["LAYOUTS", "Layout", "decode", "layouts_of"]
 
-#: Everything that reading a damaged file of these formats raises.
-_DAMAGED = (EOFError, KeyError, ValueError, gzip.BadGzipFile, tarfile.TarError, zlib.error)
 #: A decoder writes `part` ("train" or "test") from the named files.
 Files = Mapping[str, Path]
 
 
-class BadSourceError(Exception):
-    """A source gave something that cannot be decoded; the text says what."""
-
-
 @dataclass(frozen=True)
 class Layout:
-    """`wanted` matches the names of the files it reads; `parts` needs at least these."""
+    """`wanted` matches the names of the files that `decode` reads; `library` is an import that it
+    needs beside the standard library, and `package` what gives it."""
 
     name: str
     wanted: str
     decode: Callable[[Files, DataSet, Path], None]
+    library: str = ""
+    package: str = ""
 
     def wants(self, name: str) -> bool:
         return re.fullmatch(self.wanted, name) is not None
 
-
-def collect(sources: Iterable[Path], layouts: Iterable[Layout], into: Path) -> dict[str, Path]:
-    """The files that any of `layouts` wants, by base name: out of archives, or as they lie.
-
-    Archives are unpacked below `into` by base name alone, so no path in them leads anywhere.
-    Raises BadSourceError for a damaged archive, OSError as the file system gives it.
-    """
-    chosen = tuple(layouts)
-    found: dict[str, Path] = {}
-    for path in sources:
-        if not path.name.endswith((".tgz", ".tar.gz")):
-            if any(layout.wants(path.name) for layout in chosen):
-                found.setdefault(path.name, path)
-            continue
-        try:
-            for name, unpacked in _unpack(path, chosen, into):
-                found.setdefault(name, unpacked)
-        except _DAMAGED as error:
-            raise BadSourceError(f"{path.name} is damaged: {error}") from error
-    return found
+    def require_library(self) -> None:
+        """Raises BadSourceError where it is missing: ask before 139 MB are fetched for nothing."""
+        if self.library and importlib.util.find_spec(self.library) is None:
+            raise BadSourceError(
+                f"its files are read with {self.package}, which this Python lacks: "
+                f"python3 -m pip install {self.package.lower()}"
+            )
 
 
-def _unpack(path: Path, layouts: tuple[Layout, ...], into: Path) -> Iterable[tuple[str, Path]]:
-    with tarfile.open(path, "r:gz") as archive:
-        for member in archive:
-            name = Path(member.name).name
-            if not member.isfile() or not any(layout.wants(name) for layout in layouts):
-                continue
-            content = archive.extractfile(member)
-            assert content is not None
-            target = into / name
-            with content, open(target, "wb") as output:
-                shutil.copyfileobj(content, output, 1 << 20)
-            yield name, target
-
-
-def layouts_of(dataset: DataSet) -> tuple[Layout, ...]:
+def layouts_of(dataset: DataSet) -> Tuple[Layout, ...]:
     """The layouts that this set's sources use, and the flat files themselves."""
     names = dict.fromkeys(source.layout for source in dataset.sources)
     return tuple(LAYOUTS[name] for name in (*names, "flat"))
@@ -92,7 +60,9 @@ def decode(layout: Layout, files: Files, dataset: DataSet, into: Path) -> None:
         layout.decode(files, dataset, into)
     except KeyError as error:
         raise BadSourceError(f"it lacks the file {error.args[0]}") from error
-    except _DAMAGED as error:
+    except ImportError as error:
+        raise BadSourceError(f"{layout.name}: {error}; it needs {layout.package}") from error
+    except DAMAGED as error:
         raise BadSourceError(f"{layout.name}: {error}") from error
 
 
@@ -113,7 +83,7 @@ def _idx(files: Files, dataset: DataSet, into: Path) -> None:
                     shutil.copyfileobj(stream, output, 1 << 20)
 
 
-def _open_idx(files: Files, name: str) -> AbstractContextManager[IO[bytes]]:
+def _open_idx(files: Files, name: str) -> ContextManager[IO[bytes]]:
     if name in files:
         return open(files[name], "rb")
     if f"{name}.gz" in files:
@@ -125,10 +95,8 @@ def _cifar_binary(files: Files, dataset: DataSet, into: Path) -> None:
     """Records of one label byte and then the planes of one image, as on Krizhevsky's page."""
     pixels = math.prod(dataset.file("train-images.u8").shape[1:])
     for part, names in _batches(files, "bin").items():
-        with (
-            open(into / f"{part}-images.u8", "wb") as images,
-            open(into / f"{part}-labels.u8", "wb") as labels,
-        ):
+        labels_path = into / f"{part}-labels.u8"
+        with open(into / f"{part}-images.u8", "wb") as images, open(labels_path, "wb") as labels:
             for name in names:
                 content = files[name].read_bytes()
                 if not content or len(content) % (1 + pixels):
@@ -140,26 +108,22 @@ def _cifar_binary(files: Files, dataset: DataSet, into: Path) -> None:
 
 def _tfjs_png(files: Files, dataset: DataSet, into: Path) -> None:
     """One PNG per batch, a row per image, its pixels in height, width, channel order."""
-    import numpy as np
-    from PIL import Image, UnidentifiedImageError
+    batches = _batches(files, "png")
+    from narrowgauge_data.png import planes_of
 
     channels, height, width = dataset.file("train-images.u8").shape[1:]
-    for part, names in _batches(files, "png").items():
+    for part, names in batches.items():
         # The package itself misspells "labels".
         labels = json.loads(files[f"{part}_lables.json"].read_text(encoding="utf-8"))
+        if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
+            raise ValueError(f"{part}_lables.json is not a list of numbers")
         (into / f"{part}-labels.u8").write_bytes(bytes(labels))
         with open(into / f"{part}-images.u8", "wb") as output:
             for name in names:
-                try:
-                    with Image.open(files[name]) as picture:
-                        pixels = np.asarray(picture)
-                except (UnidentifiedImageError, SyntaxError) as error:
-                    raise ValueError(f"{name} is not a PNG: {error}") from error
-                images = pixels.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
-                output.write(images.tobytes())
+                output.write(planes_of(files[name], channels, height * width))
 
 
-def _batches(files: Files, suffix: str) -> dict[str, list[str]]:
+def _batches(files: Files, suffix: str) -> Dict[str, List[str]]:
     """The batches of each part in their order; KeyError names the first that is missing."""
     numbered = [name for name in files if re.fullmatch(rf"data_batch_\d+\.{suffix}", name)]
     train = [f"data_batch_{i}.{suffix}" for i in range(1, max(len(numbered), 1) + 1)]
@@ -175,13 +139,17 @@ def _flat(files: Files, dataset: DataSet, into: Path) -> None:
 
 
 #: Every layout by its name in `narrowgauge_contract.datasets`.
-LAYOUTS: dict[str, Layout] = {
+LAYOUTS: Dict[str, Layout] = {
     layout.name: layout
     for layout in (
         Layout("idx", r"(train|t10k)-(images-idx3|labels-idx1)-ubyte(\.gz)?", _idx),
         Layout("cifar-binary", r"(data_batch_\d+|test_batch)\.bin", _cifar_binary),
         Layout(
-            "tfjs-png", r"(data_batch_\d+|test_batch)\.png|(train|test)_lables\.json", _tfjs_png
+            "tfjs-png",
+            r"(data_batch_\d+|test_batch)\.png|(train|test)_lables\.json",
+            _tfjs_png,
+            library="PIL",
+            package="Pillow",
         ),
         Layout("flat", r"(train|test)-(images|labels)\.u8", _flat),
     )

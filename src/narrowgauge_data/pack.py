@@ -1,6 +1,6 @@
-"""`narrowgauge data pack`: a set in verified parts, for hosts that take files only in pieces.
+"""Packing a set into verified parts, for hosts that take files only in pieces.
 
-`narrowgauge_contract.datapack` says what a part is and joins parts; this side compresses.
+`parts` says what a part is and joins parts; this side compresses.
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ import json
 import lzma
 import re
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Dict, Iterator, List, Tuple
 
-from narrowgauge.data import local
-from narrowgauge.errors import BadValueError
 from narrowgauge_contract.codec import encode, write_json_atomic
-from narrowgauge_contract.datapack import MAGIC, Block, PackedFile, PartHeader, to_planes
 from narrowgauge_contract.datasets import DataSet, FlatFile
+from narrowgauge_contract.errors import BadValueError
 from narrowgauge_contract.hashing import sha256_file
+from narrowgauge_data import local
+from narrowgauge_data.caller import Caller, Say
+from narrowgauge_data.parts import MAGIC, Block, PackedFile, PartHeader, to_planes
 
-__all__ = ["Pack", "pack", "parse_size"]
+__all__ = ["JOIN", "Pack", "pack", "parse_size"]
+
+#: How parts are joined again, in a copy of `src`.
+JOIN = "python3 -m narrowgauge_data join"
 
 #: Raw bytes of a block: large enough for the compressor, small enough to fill parts evenly.
 _BLOCK = 4 << 20
@@ -36,7 +39,7 @@ _LEAST = 1_000_000
 class Pack:
     """The parts that were written, and the manifest with the sha256 of each."""
 
-    parts: tuple[Path, ...]
+    parts: Tuple[Path, ...]
     manifest: Path
     raw_bytes: int
     packed_bytes: int
@@ -59,15 +62,16 @@ def pack(
     out: Path,
     *,
     most: int,
-    say: Callable[[str], None],
+    caller: Caller,
     block: int = _BLOCK,
 ) -> Pack:
     """Split the set below `root` into files of at most `most` bytes below `out`.
 
-    Raises DataUnavailable or DataCorrupt where the set is not whole, BadValueError where `most` is
-    too small for one block; OSError as the file system gives it.
+    Raises DataUnavailableError or DataCorruptError where the set is not whole, BadValueError where
+    `most` is too small for one block; OSError as the file system gives it.
     """
-    local.check(dataset, root, thorough=True).raise_if_wrong()
+    report = local.check(dataset, root, thorough=True)
+    local.raise_if_wrong((report,), caller.commands)
     room = most - _HEADER_ROOM
     if room < min(block, _LEAST):
         raise BadValueError(f"parts of {most} bytes are too small", next_step="at least --max 2MB")
@@ -75,18 +79,18 @@ def pack(
     work = out / f".{dataset.name}.packing"
     work.mkdir(exist_ok=True)
     try:
-        groups = _write_blocks(dataset, root, work, room, block, say)
+        groups = _write_blocks(dataset, root, work, room, block, caller.say)
         return _write_parts(dataset, groups, work, out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
 def _write_blocks(
-    dataset: DataSet, root: Path, work: Path, room: int, size: int, say: Callable[[str], None]
-) -> list[list[Block]]:
+    dataset: DataSet, root: Path, work: Path, room: int, size: int, say: Say
+) -> List[List[Block]]:
     """Compress every file into payload files of at most `room` bytes; the blocks in each."""
     total = sum(flat.bytes for flat in dataset.files)
-    groups: list[list[Block]] = [[]]
+    groups: List[List[Block]] = [[]]
     used = done = 0
     for block, payload in _blocks(dataset, root, size):
         if used + len(payload) > room:
@@ -105,7 +109,7 @@ def _write_blocks(
     return groups
 
 
-def _blocks(dataset: DataSet, root: Path, size: int) -> Iterator[tuple[Block, bytes]]:
+def _blocks(dataset: DataSet, root: Path, size: int) -> Iterator[Tuple[Block, bytes]]:
     for flat in dataset.files:
         image = flat.bytes // flat.shape[0]
         step = max(1, size // image) * image
@@ -119,7 +123,7 @@ def _blocks(dataset: DataSet, root: Path, size: int) -> Iterator[tuple[Block, by
                 yield Block(flat.name, offset, len(raw), len(packed), digest, plane), packed
 
 
-def _filters(flat: FlatFile) -> tuple[list[dict[str, Any]], int]:
+def _filters(flat: FlatFile) -> Tuple[List[Dict[str, Any]], int]:
     """The xz filters for a file, and the size of a colour plane where colours are separated.
 
     On CIFAR-10: plain xz 76 %, differences from above and left 67 %, from green as well 56 %.
@@ -133,7 +137,7 @@ def _filters(flat: FlatFile) -> tuple[list[dict[str, Any]], int]:
     return [above, left, plain], height * width
 
 
-def _write_parts(dataset: DataSet, groups: list[list[Block]], work: Path, out: Path) -> Pack:
+def _write_parts(dataset: DataSet, groups: List[List[Block]], work: Path, out: Path) -> Pack:
     sums = "".join(block.sha256 for group in groups for block in group)
     parts = []
     for number, group in enumerate(groups, start=1):
@@ -163,7 +167,7 @@ def _write_parts(dataset: DataSet, groups: list[list[Block]], work: Path, out: P
     )
 
 
-def _manifest(dataset: DataSet, parts: list[Path]) -> dict[str, Any]:
+def _manifest(dataset: DataSet, parts: List[Path]) -> Dict[str, Any]:
     return {
         "set": dataset.name,
         "licence": dataset.licence,
@@ -171,5 +175,5 @@ def _manifest(dataset: DataSet, parts: list[Path]) -> dict[str, Any]:
         "files": {
             flat.name: {"bytes": flat.bytes, "sha256": flat.sha256} for flat in dataset.files
         },
-        "join": "python3 -m narrowgauge_contract.datapack PART... --data DIR",
+        "join": f"{JOIN} PART... --data DIR",
     }

@@ -1,27 +1,32 @@
 """Getting the artifacts of a source: HTTPS by the standard library, packages by their own clients.
 
-Each client fails fast and says in one line why, so that the next source is tried within seconds.
+A container may have nothing but Python and certificates. An npm package is then fetched over HTTPS
+from the registry that the environment names; a Debian package needs apt-get, but no root and no
+package lists. Each way fails fast and says in one line why, so that the next source is tried.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Callable, List, Mapping, Optional
+from urllib.parse import quote, urlsplit
 
-from narrowgauge.data.decode import BadSourceError
 from narrowgauge_contract.datasets import Artifact, Source
 from narrowgauge_contract.hashing import sha256_file
+from narrowgauge_data.archives import BadSourceError
+from narrowgauge_data.caller import Say
 
 __all__ = ["file_name", "obtain", "place_of"]
 
@@ -31,22 +36,24 @@ _ATTEMPTS = 3
 _PACKAGE_S = 1800.0
 _TELL_EVERY_S = 5.0
 _CHUNK = 1 << 18
+#: npm's own names for the setting that says where packages come from.
+_REGISTRY = ("npm_config_registry", "NPM_CONFIG_REGISTRY")
+#: A transfer that broke. Below Python 3.10 a silence is socket.timeout, and no TimeoutError.
+_BROKEN = (socket.timeout, TimeoutError, ConnectionError, ssl.SSLError, HTTPException)
+_NO_PACKAGE = "Unable to locate package"
 
-Say = Callable[[str], None]
 
-
-def obtain(source: Source, into: Path, say: Say, env: Mapping[str, str]) -> list[Path]:
-    """Fetch every artifact of `source` into `into`; the files that then lie there, unpacked where
-    only the package's own tool can do that.
+def obtain(source: Source, into: Path, say: Say, env: Mapping[str, str]) -> List[Path]:
+    """Fetch every artifact of `source` into `into`; the files that then lie there, as they came.
 
     Raises BadSourceError with the reason; OSError where `into` cannot be written.
     """
     clients = {"https": _by_https, "npm": _by_npm, "debian": _by_apt}
-    files: list[Path] = []
+    files: List[Path] = []
     for artifact in source.artifacts:
         path = clients[source.client](artifact, into, say, env)
         _check(artifact, path)
-        files += unpack_debian(path, into, env) if path.suffix == ".deb" else [path]
+        files.append(path)
     return files
 
 
@@ -67,13 +74,6 @@ def file_name(artifact: Artifact, client: str) -> str:
     return urlsplit(artifact.locator).path.rpartition("/")[2]
 
 
-def unpack_debian(package: Path, into: Path, env: Mapping[str, str]) -> list[Path]:
-    """The files inside a .deb; needs no rights."""
-    folder = into / f"{package.stem}.unpacked"
-    _call(["dpkg-deb", "-x", str(package), str(folder)], into, lambda _: None, env)
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
 def _check(artifact: Artifact, path: Path) -> None:
     if artifact.sha256 is None:
         return  # the decoded files are checked instead
@@ -83,27 +83,28 @@ def _check(artifact: Artifact, path: Path) -> None:
 
 
 def _by_https(artifact: Artifact, into: Path, say: Say, env: Mapping[str, str]) -> Path:
-    path = into / file_name(artifact, "https")
+    return _get(artifact.locator, into / file_name(artifact, "https"), say, env)
+
+
+def _get(url: str, path: Path, say: Say, env: Mapping[str, str]) -> Path:
     context = _tls(env)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            if _download(artifact.locator, path, context, say):
+            if _download(url, path, context, say):
                 return path
             reason = "the connection ended early"
         except urllib.error.HTTPError as error:
-            raise BadSourceError(
-                f"{artifact.locator} answers {error.code} {error.reason}"
-            ) from error
+            raise BadSourceError(f"{url} answers {error.code} {error.reason}") from error
         except urllib.error.URLError as error:
-            raise BadSourceError(f"cannot reach {artifact.locator}: {error.reason}") from error
-        except (TimeoutError, ConnectionError, ssl.SSLError, HTTPException) as error:
+            raise BadSourceError(f"cannot reach {url}: {error.reason}") from error
+        except _BROKEN as error:
             reason = str(error) or type(error).__name__
         # Only a transfer that had begun is worth another attempt; it goes on where it stopped.
         if attempt < _ATTEMPTS and path.exists() and path.stat().st_size:
             say(f"  {path.name}: {reason}; going on from {path.stat().st_size / 1e6:.1f} MB")
             continue
         break
-    raise BadSourceError(f"{artifact.locator}: {reason}")
+    raise BadSourceError(f"{url}: {reason}")
 
 
 def _download(url: str, path: Path, context: ssl.SSLContext, say: Say) -> bool:
@@ -127,7 +128,7 @@ def _copy(
     write: Callable[[bytes], int],
     name: str,
     have: int,
-    total: int | None,
+    total: Optional[int],
     say: Say,
 ) -> int:
     copied, started = 0, time.monotonic()
@@ -157,6 +158,8 @@ def _tls(env: Mapping[str, str]) -> ssl.SSLContext:
 
 def _by_npm(artifact: Artifact, into: Path, say: Say, env: Mapping[str, str]) -> Path:
     """`npm pack` fetches without installing; its cache goes with the folder."""
+    if _program("npm", env) is None:
+        return _from_registry(artifact, into, say, env)
     cache = into / "npm-cache"
     command = [
         "npm", "pack", artifact.locator, "--ignore-scripts", "--loglevel=error",
@@ -168,18 +171,56 @@ def _by_npm(artifact: Artifact, into: Path, say: Say, env: Mapping[str, str]) ->
     return _only(into, file_name(artifact, "npm"), "npm pack")
 
 
-def _by_apt(artifact: Artifact, into: Path, say: Say, env: Mapping[str, str]) -> Path:
-    """`apt-get download` needs no root; it needs the package lists."""
-    command = ["apt-get", "download", artifact.locator, "-q", "-o", "Acquire::Retries=1"]
-    command += ["-o", f"Acquire::http::Timeout={_SILENCE_S:.0f}"]
-    command += ["-o", f"Acquire::https::Timeout={_SILENCE_S:.0f}"]
+def _from_registry(artifact: Artifact, into: Path, say: Say, env: Mapping[str, str]) -> Path:
+    """What `npm pack` does, without npm: ask the registry for the version, fetch its tarball."""
+    root = next((env[name] for name in _REGISTRY if env.get(name)), None)
+    if root is None:
+        raise BadSourceError(f"npm is not installed, and {_REGISTRY[0]} names no registry")
+    name, _, version = artifact.locator.rpartition("@")
+    url = f"{root.rstrip('/')}/{quote(name, safe='@')}/{quote(version)}"
+    about = _get(url, into / "npm.json", say, env)
     try:
-        _call(command, into, say, env)
+        tarball = str(json.loads(about.read_bytes())["dist"]["tarball"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadSourceError(f"{url} does not describe a package: {error!r}") from error
+    if urlsplit(tarball).scheme not in ("http", "https"):
+        raise BadSourceError(f"{url} names no download, but {tarball}")
+    return _get(tarball, into / file_name(artifact, "npm"), say, env)
+
+
+def _by_apt(artifact: Artifact, into: Path, say: Say, env: Mapping[str, str]) -> Path:
+    """`apt-get download` needs no root; it needs package lists, which a slim image leaves out."""
+    try:
+        _apt(["download", artifact.locator], [], into, say, env)
     except BadSourceError as error:
-        if "Unable to locate package" not in str(error):
+        if _NO_PACKAGE not in str(error):
             raise
-        raise BadSourceError(f"{error} (package lists missing? sudo apt-get update)") from error
+        say("  apt-get: the package is in no list here; fetching the lists, for this once")
+        own = _own_lists(into / "apt")
+        _apt(["update"], own, into, say, env)
+        _apt(["download", artifact.locator], own, into, say, env)
+        shutil.rmtree(into / "apt")
     return _only(into, file_name(artifact, "debian"), "apt-get download")
+
+
+def _own_lists(folder: Path) -> List[str]:
+    """Settings with which apt-get keeps its lists below `folder`, so that any user may."""
+    places = {"Dir::State::lists": folder / "lists", "Dir::Cache": folder / "cache"}
+    for place in (*places.values(), places["Dir::Cache"] / "archives"):
+        (place / "partial").mkdir(parents=True)
+    settings = [f"{name}={place}" for name, place in places.items()]
+    # Root would hand the download to a user who may not write here.
+    return [*settings, "APT::Sandbox::User=root"]
+
+
+def _apt(
+    words: List[str], settings: List[str], into: Path, say: Say, env: Mapping[str, str]
+) -> None:
+    timeouts = [f"Acquire::{way}::Timeout={_SILENCE_S:.0f}" for way in ("http", "https")]
+    command = ["apt-get", *words, "-q"]
+    for setting in ("Acquire::Retries=1", *timeouts, *settings):
+        command += ["-o", setting]
+    _call(command, into, say, env)
 
 
 def _only(folder: Path, pattern: str, client: str) -> Path:
@@ -189,9 +230,13 @@ def _only(folder: Path, pattern: str, client: str) -> Path:
     return found[0]
 
 
-def _call(command: list[str], folder: Path, say: Say, env: Mapping[str, str]) -> None:
+def _program(name: str, env: Mapping[str, str]) -> Optional[str]:
+    return shutil.which(name, path=env.get("PATH"))
+
+
+def _call(command: List[str], folder: Path, say: Say, env: Mapping[str, str]) -> None:
     """Run a package client in `folder`; BadSourceError with its last words where it fails."""
-    program = shutil.which(command[0], path=env.get("PATH"))
+    program = _program(command[0], env)
     if program is None:
         raise BadSourceError(f"{command[0]} is not installed")
     words = folder / f"{command[0]}.log"

@@ -1,4 +1,4 @@
-"""Packing a set into parts, and that the contract's bare unpacker makes the same set of them."""
+"""Packing a set into parts, and that joining makes the same set of them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Dict
 
 import numpy as np
 import pytest
-from data_cases import COLOUR, GREY, dataset, write
+from data_cases import COLOUR, GREY, asking, dataset, write
 
-from narrowgauge.data.pack import Pack, pack, parse_size
-from narrowgauge.errors import BadValueError, DataCorrupt, DataUnavailable
-from narrowgauge_contract.datapack import DamagedPartError, unpack
 from narrowgauge_contract.datasets import DataSet
+from narrowgauge_contract.errors import BadValueError, DataCorruptError, DataUnavailableError
+from narrowgauge_data.pack import Pack, pack, parse_size
+from narrowgauge_data.parts import DamagedPartError, join
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,19 +33,19 @@ def _smooth(count: int) -> np.ndarray:
 BIG = {**COLOUR, "train-images.u8": _smooth(600), "test-images.u8": _smooth(50)}
 
 
-def _pack(tmp_path: Path, content: dict[str, np.ndarray], most: int = 300_000) -> Pack:
+def _pack(tmp_path: Path, content: Dict[str, np.ndarray], most: int = 300_000) -> Pack:
     write(tmp_path / "data" / "tiny", {name: a.tobytes() for name, a in content.items()})
     return pack(
         dataset(content), tmp_path / "data", tmp_path / "out", most=most, block=100_000,
-        say=lambda _: None,
+        caller=asking(),
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("content", [GREY, COLOUR, BIG], ids=["grey", "colour", "big"])
-def test_packed_and_joined_is_the_same_set(tmp_path: Path, content: dict[str, np.ndarray]) -> None:
+def test_packed_and_joined_is_the_same_set(tmp_path: Path, content: Dict[str, np.ndarray]) -> None:
     made = _pack(tmp_path, content)
 
-    [result] = unpack(list(reversed(made.parts)), tmp_path / "there")
+    [result] = join(list(reversed(made.parts)), tmp_path / "there", asking())
 
     assert result.folder == tmp_path / "there" / "tiny"
     for name, array in content.items():
@@ -90,19 +91,19 @@ def test_a_damaged_part_is_found(tmp_path: Path) -> None:
     made.parts[1].write_bytes(bytes(content))
 
     with pytest.raises(DamagedPartError, match="2-of-"):
-        unpack(made.parts, tmp_path / "there")
+        join(made.parts, tmp_path / "there", asking())
 
     assert not (tmp_path / "there" / "tiny").exists()
 
 
-def test_the_bare_unpacker_needs_the_standard_library_only(tmp_path: Path) -> None:
+def test_joining_needs_the_standard_library_only(tmp_path: Path) -> None:
     """As on a GPU host: an isolated Python, this source tree, and nothing installed."""
     made = _pack(tmp_path, COLOUR)
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); sys.argv[0] = 'datapack'\n"
-        "from narrowgauge_contract import datapack; sys.exit(datapack.main())"
+        f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n"
+        "from narrowgauge_data.cli import main; sys.exit(main(sys.argv[1:], {}))"
     )
-    command = [sys.executable, "-I", "-S", "-c", code, *map(str, made.parts)]
+    command = [sys.executable, "-I", "-S", "-c", code, "join", *map(str, made.parts)]
     done = subprocess.run(
         [*command, "--data", str(tmp_path / "there")], capture_output=True, text=True, check=False
     )
@@ -113,18 +114,18 @@ def test_the_bare_unpacker_needs_the_standard_library_only(tmp_path: Path) -> No
 
 class TestRefusals:
     def test_a_set_that_is_not_whole_is_not_packed(self, tmp_path: Path) -> None:
-        with pytest.raises(DataUnavailable, match="4 of 4 files are missing"):
+        with pytest.raises(DataUnavailableError, match="4 of 4 files are missing"):
             _only(tmp_path, dataset(GREY))
         write(tmp_path / "data" / "tiny", {name: a.tobytes() for name, a in GREY.items()})
         (tmp_path / "data" / "tiny" / "test-labels.u8").write_bytes(b"0" * 10)
-        with pytest.raises(DataCorrupt, match=r"test-labels\.u8"):
+        with pytest.raises(DataCorruptError, match=r"test-labels\.u8"):
             _only(tmp_path, dataset(GREY))
 
     def test_parts_too_small_for_anything_are_refused(self, tmp_path: Path) -> None:
         write(tmp_path / "data" / "tiny", {name: a.tobytes() for name, a in GREY.items()})
 
         with pytest.raises(BadValueError, match="too small"):
-            pack(dataset(GREY), tmp_path / "data", tmp_path / "out", most=1000, say=print)
+            pack(dataset(GREY), tmp_path / "data", tmp_path / "out", most=1000, caller=asking())
 
     @pytest.mark.parametrize("text", ["", "MB", "60 MBit", "-1MB", "sixty"])
     def test_a_size_that_is_none_is_refused(self, text: str) -> None:
@@ -133,7 +134,7 @@ class TestRefusals:
 
 
 def _only(tmp_path: Path, declared: DataSet) -> Pack:
-    return pack(declared, tmp_path / "data", tmp_path / "out", most=10**7, say=lambda _: None)
+    return pack(declared, tmp_path / "data", tmp_path / "out", most=10**7, caller=asking())
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,19 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Callable, Dict, Tuple
 
 import pytest
 from data_cases import (
     COLOUR,
-    ENV,
     GREY,
     IDX,
+    asking,
     assert_nothing,
     assert_whole,
     cifar_files,
     dataset,
+    debian_package,
     fetch_set,
     files_answer,
     idx_files,
@@ -31,10 +33,14 @@ from data_cases import (
     write,
 )
 
-from narrowgauge.data import decode, default_root, ensure, fetch, local
-from narrowgauge.errors import DataCorrupt, DataUnavailable, DiskFull
 from narrowgauge_contract.datasets import DATA_SETS, Artifact, DataSet, Source
-from narrowgauge_contract.errors import UnknownNameError
+from narrowgauge_contract.errors import (
+    DataCorruptError,
+    DataUnavailableError,
+    DiskFullError,
+    UnknownNameError,
+)
+from narrowgauge_data import archives, decode, default_root, ensure, fetch, local
 
 
 class TestByHand:
@@ -48,10 +54,26 @@ class TestByHand:
         given = write(tmp_path / "given" / ("a/b" if form == "deep" else "."), files)
         declared = dataset(GREY, mirror("https://x", IDX, "idx"))
 
-        fetch.fetch_from(declared, tmp_path / "data", tmp_path / "given", print, ENV)
+        fetch.fetch_from(declared, tmp_path / "data", tmp_path / "given", asking())
 
         assert_whole(tmp_path / "data", GREY)
         assert given.exists()
+
+    def test_a_set_that_is_whole_needs_nothing_from_hand(self, tmp_path: Path) -> None:
+        write(tmp_path / "data" / "tiny", {n: a.tobytes() for n, a in GREY.items()})
+        (tmp_path / "empty").mkdir()
+
+        place = fetch.fetch_from(dataset(GREY), tmp_path / "data", tmp_path / "empty", asking())
+
+        assert place == tmp_path / "data" / "tiny"
+
+    def test_a_debian_package_placed_by_hand(self, tmp_path: Path) -> None:
+        write(tmp_path / "given", {"dataset-tiny_1_all.deb": debian_package(idx_files())})
+        declared = dataset(GREY, Source("debian", (Artifact("dataset-tiny"),), "idx", 1))
+
+        fetch.fetch_from(declared, tmp_path / "data", tmp_path / "given", asking())
+
+        assert_whole(tmp_path / "data", GREY)
 
     @pytest.mark.parametrize("form", ["tar.gz", "loose", "png"])
     def test_colour_files_in_any_form(self, tmp_path: Path, form: str) -> None:
@@ -63,7 +85,7 @@ class TestByHand:
             Source("npm", (Artifact("p@1"),), "tfjs-png", 1),
         )
 
-        fetch.fetch_from(declared, tmp_path / "data", tmp_path / "given", print, ENV)
+        fetch.fetch_from(declared, tmp_path / "data", tmp_path / "given", asking())
 
         assert_whole(tmp_path / "data", COLOUR)
 
@@ -77,8 +99,8 @@ class TestByHand:
         write(tmp_path / "given", {} if fault == "empty" else files)
         declared = dataset(GREY, mirror("https://x", IDX, "idx"))
 
-        with pytest.raises(DataUnavailable, match="does not hold tiny") as caught:
-            fetch.fetch_from(declared, tmp_path / "data", tmp_path / "given", print, ENV)
+        with pytest.raises(DataUnavailableError, match="does not hold tiny") as caught:
+            fetch.fetch_from(declared, tmp_path / "data", tmp_path / "given", asking())
 
         named = {"empty": "train-images-idx3-ubyte.gz", "one missing": "t10k-labels-idx1-ubyte.gz",
                  "altered": "train-labels.u8 has sha256"}[fault]  # fmt: skip
@@ -87,8 +109,8 @@ class TestByHand:
         assert_nothing(tmp_path / "data")
 
     def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
-        with pytest.raises(DataUnavailable, match="is not a folder"):
-            fetch.fetch_from(dataset(GREY), tmp_path / "data", tmp_path / "none", print, ENV)
+        with pytest.raises(DataUnavailableError, match="is not a folder"):
+            fetch.fetch_from(dataset(GREY), tmp_path / "data", tmp_path / "none", asking())
 
 
 class TestNothingHalf:
@@ -96,10 +118,10 @@ class TestNothingHalf:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-        monkeypatch.setattr("narrowgauge.data.fetch.shutil.disk_usage", lambda _: usage)
+        monkeypatch.setattr("narrowgauge_data.fetch.shutil.disk_usage", lambda _: usage)
 
         with serving(files_answer(idx_files())) as server:
-            with pytest.raises(DiskFull, match="no room left for tiny") as caught:
+            with pytest.raises(DiskFullError, match="no room left for tiny") as caught:
                 fetch_set(dataset(GREY, mirror(server.root, IDX, "idx")), tmp_path / "data")
             assert server.requests == []
         assert "--data DIR" in caught.value.next_step
@@ -111,9 +133,9 @@ class TestNothingHalf:
         def fill(*_: object) -> None:
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr("narrowgauge.data.decode.shutil.copyfileobj", fill)
+        monkeypatch.setattr("narrowgauge_data.decode.shutil.copyfileobj", fill)
 
-        with serving(files_answer(idx_files())) as server, pytest.raises(DiskFull):
+        with serving(files_answer(idx_files())) as server, pytest.raises(DiskFullError):
             fetch_set(dataset(GREY, mirror(server.root, IDX, "idx")), tmp_path / "data")
 
         assert_nothing(tmp_path / "data")
@@ -124,7 +146,7 @@ class TestNothingHalf:
         def interrupt(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("narrowgauge.data.fetch._decode_and_verify", interrupt)
+        monkeypatch.setattr("narrowgauge_data.fetch._decode_and_verify", interrupt)
 
         with serving(files_answer(idx_files())) as server, pytest.raises(KeyboardInterrupt):
             fetch_set(dataset(GREY, mirror(server.root, IDX, "idx")), tmp_path / "data")
@@ -139,10 +161,29 @@ class TestNothingHalf:
 
         assert_whole(tmp_path / "data", GREY)
 
+    def test_a_swap_that_fails_leaves_the_set_that_was_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        declared = dataset(GREY)
+        write(tmp_path / "data" / "tiny", {"old": b"old"})
+        made = write(tmp_path / "data" / "made", {n: a.tobytes() for n, a in GREY.items()})
+        real = os.replace
+
+        def fail(source: Path, target: Path) -> None:
+            if source == made:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            real(source, target)
+
+        monkeypatch.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            local.replace_set(declared, made, tmp_path / "data")
+
+        assert (tmp_path / "data" / "tiny" / "old").read_bytes() == b"old"
+
     def test_two_fetches_at_once_fetch_once(self, tmp_path: Path) -> None:
         files = idx_files()
 
-        def slow(path: str, offset: int) -> tuple[int, bytes, int]:
+        def slow(path: str, offset: int) -> Tuple[int, bytes, int]:
             time.sleep(0.1)
             return files_answer(files)(path, offset)
 
@@ -165,7 +206,7 @@ class TestNothingHalf:
     def test_a_data_folder_that_cannot_be_made_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
 
-        with pytest.raises(DataUnavailable, match="cannot write the data folder") as caught:
+        with pytest.raises(DataUnavailableError, match="cannot use the data folder") as caught:
             fetch_set(dataset(GREY), tmp_path / "file" / "data")
 
         assert "--data DIR" in caught.value.next_step
@@ -181,30 +222,30 @@ class TestEnsure:
         monkeypatch.setitem(DATA_SETS, "tiny", declared)
         return declared
 
-    def _env(self, tmp_path: Path) -> dict[str, str]:
+    def _env(self, tmp_path: Path) -> Dict[str, str]:
         return program(tmp_path / "bin", "npm", f"cp {tmp_path}/p.tgz ./tiny-data-1.tgz")
 
     def test_it_fetches_what_is_missing_and_then_only_looks(
         self, declared: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        ensure(["tiny"], tmp_path / "data", print, self._env(tmp_path))
+        ensure(["tiny"], tmp_path / "data", asking(self._env(tmp_path)))
         assert_whole(tmp_path / "data", GREY)
 
         def hashed(path: Path) -> str:
             raise AssertionError(f"{path} was hashed again")
 
         monkeypatch.setattr(local, "sha256_file", hashed)
-        ensure([declared.name], tmp_path / "data", print, {})
+        ensure([declared.name], tmp_path / "data", asking({}))
 
     def test_a_wrong_file_is_an_error_and_is_not_replaced(
         self, declared: DataSet, tmp_path: Path
     ) -> None:
-        ensure(["tiny"], tmp_path / "data", print, self._env(tmp_path))
+        ensure(["tiny"], tmp_path / "data", asking(self._env(tmp_path)))
         wrong = tmp_path / "data" / "tiny" / "test-labels.u8"
         wrong.write_bytes(b"0" * 10)
 
-        with pytest.raises(DataCorrupt, match=r"test-labels\.u8") as caught:
-            ensure(["tiny"], tmp_path / "data", print, self._env(tmp_path))
+        with pytest.raises(DataCorruptError, match=r"test-labels\.u8") as caught:
+            ensure(["tiny"], tmp_path / "data", asking(self._env(tmp_path)))
 
         assert declared.file("test-labels.u8").sha256 in caught.value.why
         assert hashlib.sha256(b"0" * 10).hexdigest() in caught.value.why
@@ -216,7 +257,7 @@ class TestEnsure:
     ) -> None:
         write(tmp_path / "data" / "tiny", {n: a.tobytes() for n, a in GREY.items()})
 
-        ensure([declared.name], tmp_path / "data", print, {"PATH": ""})
+        ensure([declared.name], tmp_path / "data", asking({"PATH": ""}))
 
         assert (tmp_path / "data" / "tiny" / "verified.json").is_file()
 
@@ -230,17 +271,17 @@ class TestEnsure:
 
         monkeypatch.setattr(local, "write_json_atomic", refuse)
 
-        ensure([declared.name], tmp_path / "data", print, {"PATH": ""})
+        ensure([declared.name], tmp_path / "data", asking({"PATH": ""}))
 
     def test_a_damaged_marker_costs_a_hash_only(self, declared: DataSet, tmp_path: Path) -> None:
-        ensure(["tiny"], tmp_path / "data", print, self._env(tmp_path))
+        ensure(["tiny"], tmp_path / "data", asking(self._env(tmp_path)))
         (tmp_path / "data" / "tiny" / "verified.json").write_text("{")
 
-        ensure([declared.name], tmp_path / "data", print, {"PATH": ""})
+        ensure([declared.name], tmp_path / "data", asking({"PATH": ""}))
 
     def test_an_unknown_set_names_the_nearest(self, tmp_path: Path) -> None:
         with pytest.raises(UnknownNameError, match="did you mean 'mnist'"):
-            ensure(["mnits"], tmp_path, print, {})
+            ensure(["mnits"], tmp_path, asking({}))
 
 
 class TestDecode:
@@ -252,6 +293,9 @@ class TestDecode:
             ("tfjs-png", "test_batch.png", b"\x89PNG no"),
             ("tfjs-png", "train_lables.json", b"[1, 2"),
             ("tfjs-png", "train_lables.json", b"[900]"),
+            ("tfjs-png", "train_lables.json", b"20"),
+            ("tfjs-png", "train_lables.json", b'["1"]'),
+            ("tfjs-png", "test_batch.png", png_files()["test_batch.png"][:-40]),
         ],
     )
     def test_odd_bytes_fail_cleanly(
@@ -261,17 +305,37 @@ class TestDecode:
         write(tmp_path / "given", files)
         declared = dataset(COLOUR, mirror("https://x", ["x.tgz"], layout))
 
-        with pytest.raises(DataUnavailable, match="does not hold tiny") as caught:
-            fetch.fetch_from(declared, tmp_path / "data", tmp_path / "given", print, ENV)
+        with pytest.raises(DataUnavailableError, match="does not hold tiny") as caught:
+            fetch.fetch_from(declared, tmp_path / "data", tmp_path / "given", asking())
 
         assert layout in caught.value.why
         assert_nothing(tmp_path / "data")
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (lambda package: package[:-2000], "data.tar.xz is truncated"),
+            (lambda package: package[:100], "it ends before its data"),
+            (lambda package: b"PK" + package, "does not begin as a Debian package"),
+            (lambda package: package.replace(b"data.tar.xz ", b"data.tar.zst"), "dpkg-deb -x"),
+            (lambda package: package.replace(b"7zXZ", b"7zYZ"), "is damaged"),
+        ],
+    )
+    def test_an_odd_debian_package_fails_cleanly(
+        self, tmp_path: Path, change: Callable[[bytes], bytes], said: str
+    ) -> None:
+        write(tmp_path, {"x.deb": change(debian_package(idx_files()))})
+
+        with pytest.raises(archives.BadSourceError, match=said):
+            archives.collect([tmp_path / "x.deb"], decode.LAYOUTS["idx"].wants, tmp_path)
 
     def test_an_archive_cannot_write_outside_its_folder(self, tmp_path: Path) -> None:
         write(tmp_path, {"x.tgz": tarball(idx_files(), folder="../../..")})
         (tmp_path / "into").mkdir()
 
-        found = decode.collect([tmp_path / "x.tgz"], [decode.LAYOUTS["idx"]], tmp_path / "into")
+        found = archives.collect(
+            [tmp_path / "x.tgz"], decode.LAYOUTS["idx"].wants, tmp_path / "into"
+        )
 
         assert len(found) == 4
         assert all(path.parent == tmp_path / "into" for path in found.values())
@@ -290,5 +354,5 @@ class TestDecode:
         ({"XDG_DATA_HOME": "rel"}, "/home/u/.local/share/narrowgauge/data"),
     ],
 )
-def test_data_lies_where_xdg_says(env: dict[str, str], root: str) -> None:
+def test_data_lies_where_xdg_says(env: Dict[str, str], root: str) -> None:
     assert default_root(env, Path("/home/u")) == Path(root)
