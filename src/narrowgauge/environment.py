@@ -19,8 +19,8 @@ from pathlib import Path
 
 from narrowgauge.checkout import Checkout
 from narrowgauge.errors import BuildFailed, DiskFull, NotApplicableError, ToolchainMissing
+from narrowgauge.fitting import refusal
 from narrowgauge.machine import Host
-from narrowgauge.selection import refusal
 from narrowgauge.targets import Target, load_targets
 from narrowgauge.wheels import Offer, choose_offer
 from narrowgauge_contract.codec import decode, read_json, write_json_atomic

@@ -18,6 +18,9 @@ from narrowgauge_contract.errors import (
     UnknownNameError,
     UsageError,
 )
+from narrowgauge_contract.errors import DataCorruptError as DataCorrupt
+from narrowgauge_contract.errors import DataUnavailableError as DataUnavailable
+from narrowgauge_contract.errors import DiskFullError as DiskFull
 
 __all__ = [
     "BadValueError",
@@ -30,6 +33,7 @@ __all__ = [
     "DataUnavailable",
     "DiskFull",
     "DockerPermission",
+    "DockerTooOld",
     "DockerUnavailable",
     "ExitCode",
     "Interrupted",
@@ -45,6 +49,7 @@ __all__ = [
     "TargetsFileError",
     "ToolchainMissing",
     "UnknownNameError",
+    "UnresolvedPins",
     "UsageError",
     "disk_full",
     "ended_badly",
@@ -78,6 +83,12 @@ class DockerPermission(NarrowgaugeError):
     exit_code = ExitCode.DOCKER_PERMISSION
 
 
+class DockerTooOld(DockerUnavailable):
+    """There is an engine, and it is older than what we use of it."""
+
+    exit_code = ExitCode.DOCKER_TOO_OLD
+
+
 class BaseUnreachable(NarrowgaugeError):
     """The base image is not here and its registry does not answer."""
 
@@ -90,6 +101,12 @@ class BuildFailed(NarrowgaugeError):
     exit_code = ExitCode.BUILD_FAILED
 
 
+class UnresolvedPins(NarrowgaugeError):
+    """`--frozen` was asked for, and a pin of this target is unresolved."""
+
+    exit_code = ExitCode.UNRESOLVED_PINS
+
+
 class ToolchainMissing(NarrowgaugeError):
     """A compiler, python3-venv or another tool of the host is missing."""
 
@@ -100,24 +117,6 @@ class ContainerRefused(NarrowgaugeError):
     """The engine answers but would not create or start this container."""
 
     exit_code = ExitCode.CONTAINER_REFUSED
-
-
-class DataUnavailable(NarrowgaugeError):
-    """A data set is not here and no source could be reached."""
-
-    exit_code = ExitCode.DATA_UNAVAILABLE
-
-
-class DataCorrupt(NarrowgaugeError):
-    """A data file does not have the declared content."""
-
-    exit_code = ExitCode.DATA_CORRUPT
-
-
-class DiskFull(NarrowgaugeError):
-    """A file system has no room left."""
-
-    exit_code = ExitCode.DISK_FULL
 
 
 class ResultsUnwritable(NarrowgaugeError):

@@ -35,7 +35,6 @@ from narrowgauge.plan import (
     cache_volume,
     plan_container,
     plan_jobs,
-    require_available,
 )
 from narrowgauge.progress import Reporter
 from narrowgauge.recording import StartFacts
@@ -127,12 +126,15 @@ def choose(
         return _native(world, jobs, spec, target, lab_python, "as asked")
     try:
         target = pick_target(targets, world.host, on)
-        require_available(target)
     except NotApplicableError as error:
-        if executor == "docker" or on is not None:
+        if executor == "docker" or on is not None or world.host.broken_driver:
             raise
         check_experiment(spec, None, targets, world.host)
-        return _native(world, jobs, spec, None, lab_python, error.what)
+        try:
+            return _native(world, jobs, spec, None, lab_python, error.what)
+        except NotApplicableError:
+            # No torch is known for this host either; what keeps a target from it says more.
+            raise error from None
     check_experiment(spec, target, targets, world.host)
     try:
         return _docker(world, jobs, spec, target)
@@ -170,10 +172,13 @@ def run_all(
 
     A job that failed does not keep the next from running; one that was interrupted does.
     """
-    from narrowgauge.data import ensure
+    from narrowgauge_contract.data_commands import LAUNCHER
+    from narrowgauge_data import ensure
+    from narrowgauge_data.caller import Caller
 
+    caller = Caller(world.say, world.env, LAUNCHER)
     for job in launch.jobs:
-        ensure(job.data_sets, data, world.say, world.env)
+        ensure(job.data_sets, data, caller)
     if launch.reason:
         world.say(launch.reason)
     stop = StopRequest()
@@ -240,7 +245,8 @@ def _draw(folder: RunFolder, say: Say) -> None:
 
 
 def _docker(world: World, jobs: tuple[Job, ...], spec: ExperimentSpec, target: Target) -> Launch:
-    from narrowgauge.executors.docker import DockerExecutor, connect
+    from narrowgauge.executors.docker import DockerExecutor
+    from narrowgauge.executors.docker_client import connect
 
     client = connect(world.env)
     executor = DockerExecutor(
@@ -287,7 +293,7 @@ def image_finder(
     world: World, client: docker.APIClient, target: Target
 ) -> Callable[[], ImageFacts]:
     """Gives the target's image: found through the SDK in milliseconds, or built by the CLI."""
-    from narrowgauge.executors.docker import inspect_image
+    from narrowgauge.executors.docker_client import inspect_image
     from narrowgauge.images.inspect import find_image
 
     def ensure() -> ImageFacts:
@@ -321,7 +327,8 @@ def container_planner(world: World, target: Target) -> PlanContainer:
 def executor_of(name: str, world: World) -> Executor:
     """An executor that only watches and collects, for a run that was started before."""
     if name == "docker":
-        from narrowgauge.executors.docker import DockerExecutor, connect
+        from narrowgauge.executors.docker import DockerExecutor
+        from narrowgauge.executors.docker_client import connect
 
         return DockerExecutor(connect(world.env))
     if name == "native":

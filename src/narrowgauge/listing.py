@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from narrowgauge.fitting import refusal
 from narrowgauge.machine import Host
-from narrowgauge.selection import refusal, working_targets
+from narrowgauge.selection import working_targets
 from narrowgauge.store import RunFolder
 from narrowgauge.targets import Target
 from narrowgauge_contract.record import Record
@@ -21,7 +22,8 @@ def listing_json(specs: Sequence[ExperimentSpec], targets: Mapping[str, Target])
     body = {
         "experiments": [_experiment(spec, targets) for spec in specs],
         "targets": [
-            {"name": t.name, "title": t.title, "available": t.available} for t in targets.values()
+            {"name": t.name, "title": t.title, "unresolved": list(t.unresolved)}
+            for t in targets.values()
         ],
     }
     return json.dumps(body, indent=2, sort_keys=True) + "\n"
@@ -72,7 +74,13 @@ def _experiment(spec: ExperimentSpec, targets: Mapping[str, Target]) -> dict[str
         "summary": spec.summary,
         "data_sets": list(spec.data_sets),
         "parameters": {
-            name: {"type": p.type, "default": p.default, "axis": p.axis, "help": p.help}
+            name: {
+                "type": p.type,
+                "default": p.default,
+                "axis": p.axis,
+                "help": p.help,
+                "aliases": list(p.aliases),
+            }
             for name, p in spec.parameters.items()
         },
         "profiles": {
@@ -90,7 +98,7 @@ def _cost(profile: Profile) -> str:
 
 
 def _here(target: Target, host: Host) -> str:
-    reason = refusal(target, host)
-    if reason is not None:
-        return f"no: {reason}"
-    return "yes" if target.available else f"not yet: {target.planned}"
+    found = refusal(target, host)
+    if found is not None:
+        return f"no: {found.reason}"
+    return "yes"

@@ -16,12 +16,34 @@ from typing import Any
 
 from narrowgauge_contract.record import MachineFacts
 
-__all__ = ["Gpu", "Host", "machine_facts", "probe_host"]
+__all__ = [
+    "ARCHITECTURES",
+    "ROOT",
+    "Gpu",
+    "Host",
+    "ask_power_mode",
+    "has_driver",
+    "machine_facts",
+    "probe_host",
+]
 
 ROOT = Path("/")
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64", "amd64": "amd64"}
+#: What kernels and images call a processor → what Docker does.
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64", "amd64": "amd64"}
 #: A loaded NVIDIA driver shows one of these; without them, NVML is not even loaded.
 _DRIVER_SIGNS = ("proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg")
+#: A Jetson's system on chip, as its device tree names it, and its GPU's compute capability. NVML,
+#: which would say it, is not there before JetPack 6.
+_TEGRA = {
+    "tegra210": "5.3",
+    "tegra186": "6.2",
+    "tegra194": "7.2",
+    "tegra234": "8.7",
+    "tegra264": "11.0",
+}
+_NVIDIA_VENDOR = "0x10de"
+#: The beginning of a PCI class: display controllers, compute cards among them.
+_DISPLAY_CLASS = "0x03"
 _POWER_MODE_TIMEOUT_S = 5.0
 
 
@@ -38,7 +60,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Host:
-    """What a target is picked by. `architecture` as Docker calls it; `l4t` as `35.2.1`."""
+    """What a target is picked by. `architecture` as Docker calls it; `l4t` as `35.2.1`; `soc` as a
+    Jetson's device tree names it (`tegra194`)."""
 
     architecture: str
     gpus: tuple[Gpu, ...] = ()
@@ -47,33 +70,56 @@ class Host:
     device_groups: tuple[str, ...] = ()
     #: What the NVIDIA driver said instead of answering, where there is one.
     driver_problem: str | None = None
+    soc: str | None = None
 
     @property
     def has_gpu(self) -> bool:
         return bool(self.gpus) or self.l4t is not None
 
+    @property
+    def capabilities(self) -> tuple[tuple[str, str], ...]:
+        """Each GPU's name and compute capability; a Jetson's by its chip where NVML is silent."""
+        if self.gpus or self.l4t is None or self.soc not in _TEGRA:
+            return tuple((gpu.name, gpu.capability) for gpu in self.gpus)
+        return ((f"the {self.soc}", _TEGRA[self.soc]),)
+
+    @property
+    def broken_driver(self) -> bool:
+        """Whether NVIDIA devices are here that no run could use."""
+        return self.driver_problem is not None and not self.has_gpu
+
     def describe(self) -> str:
         """One phrase for messages: `amd64 with NVIDIA H200 (9.0)`."""
         if self.l4t is not None:
-            return f"{self.architecture}, Jetson with L4T {self.l4t}"
+            chip = f" ({self.soc})" if self.soc else ""
+            return f"{self.architecture}, Jetson{chip} with L4T {self.l4t}"
         if not self.gpus:
             return f"{self.architecture} without an NVIDIA GPU"
         names = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in self.gpus)
         return f"{self.architecture} with {names}, driver {self.driver}"
 
 
-def probe_host(root: Path = ROOT, machine: str | None = None) -> Host:
-    """Look at the host. Costs a few file look-ups where there is no NVIDIA driver."""
+def probe_host(root: Path = ROOT, machine: str | None = None, *, nvml: bool = True) -> Host:
+    """Look at the host. Costs a few file look-ups where there is no NVIDIA driver.
+
+    `nvml` False asks the files only, where NVML is known to hang.
+    """
     machine = platform.machine() if machine is None else machine
-    gpus, driver, problem = _nvml(root)
+    gpus, driver, problem = _nvml(root) if nvml else ((), None, None)
     return Host(
-        architecture=_ARCHITECTURES.get(machine, machine),
+        architecture=ARCHITECTURES.get(machine, machine),
         gpus=gpus,
         driver=driver,
         l4t=_l4t(root),
         device_groups=_device_groups(root),
-        driver_problem=problem,
+        driver_problem=problem or (None if gpus else _card_without_driver(root)),
+        soc=_soc(root),
     )
+
+
+def has_driver(root: Path = ROOT) -> bool:
+    """Whether a loaded NVIDIA driver shows itself. A few file look-ups."""
+    return any((root / sign).exists() for sign in _DRIVER_SIGNS)
 
 
 def machine_facts(
@@ -91,7 +137,7 @@ def machine_facts(
         docker=docker,
         driver=driver,
         l4t=_l4t_line(root),
-        power_mode=power_mode if power_mode is not None else _power_mode(root),
+        power_mode=power_mode if power_mode is not None else ask_power_mode(root),
         clocks=_clocks(root, gpus),
         gpus=tuple(
             {"name": gpu.name, "capability": gpu.capability, "memory_bytes": gpu.memory_bytes}
@@ -116,6 +162,23 @@ def _l4t(root: Path) -> str | None:
     """`# R35 (release), REVISION: 2.1, …` → `35.2.1`."""
     match = re.match(r"#\s*R(\d+).*?REVISION:\s*([\d.]+)", _l4t_line(root) or "")
     return f"{match[1]}.{match[2]}" if match else None
+
+
+def _soc(root: Path) -> str | None:
+    match = re.search(r"nvidia,(tegra\d+)", _read(root / "proc/device-tree/compatible") or "")
+    return match[1] if match else None
+
+
+def _card_without_driver(root: Path) -> str | None:
+    """An NVIDIA card that the PCI bus shows while no driver does: not a host without a GPU."""
+    if has_driver(root):
+        return None
+    for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
+        if (_read(folder / "vendor") or "").strip() != _NVIDIA_VENDOR:
+            continue
+        if (_read(folder / "class") or "").startswith(_DISPLAY_CLASS):
+            return f"there is an NVIDIA card (PCI {folder.name}), but no driver is loaded"
+    return None
 
 
 def _system(root: Path) -> str:
@@ -155,7 +218,7 @@ def _clocks(root: Path, gpus: tuple[Gpu, ...]) -> dict[str, Any]:
     return clocks
 
 
-def _power_mode(root: Path) -> str | None:
+def ask_power_mode(root: Path) -> str | None:
     """`nvpmodel -q` on a Jetson: the mode's name and number on one line."""
     if _l4t_line(root) is None:
         return None
@@ -189,7 +252,7 @@ def _nvml(root: Path) -> tuple[tuple[Gpu, ...], str | None, str | None]:
 
     Nothing of it where there is no driver, or no NVML library beside it (Jetson, WSL, containers).
     """
-    if not any((root / sign).exists() for sign in _DRIVER_SIGNS):
+    if not has_driver(root):
         return (), None, None
     import pynvml
 

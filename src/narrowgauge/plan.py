@@ -13,7 +13,6 @@ from narrowgauge.container import (
     Bind,
     ContainerPlan,
 )
-from narrowgauge.errors import NotApplicableError
 from narrowgauge.targets import Accelerator, Target
 from narrowgauge_contract.job import Job, parse_overrides, resolve_all
 from narrowgauge_contract.spec import ExperimentSpec
@@ -30,7 +29,6 @@ __all__ = [
     "plan_container",
     "plan_jobs",
     "plan_shell",
-    "require_available",
 ]
 
 #: What a Job's target is called where no image is used and none was named.
@@ -89,16 +87,6 @@ def plan_jobs(
         seed=request.seed,
         run_ids=run_ids,
     )
-
-
-def require_available(target: Target) -> None:
-    """Refuse a target that has no image yet. Raises NotApplicableError."""
-    if not target.available:
-        raise NotApplicableError(
-            f"target '{target.name}' has no image yet",
-            why=target.planned,
-            next_step="--executor native uses this host's own environment; --on cpu its processor",
-        )
 
 
 def lab_arguments(job: str, out: str, experiments: str, data: str | None) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ from narrowgauge.plan import (
     lab_arguments,
     plan_container,
     plan_jobs,
-    require_available,
 )
 from narrowgauge.selection import check_experiment, pick_target
 from narrowgauge.targets import Target, load_targets
@@ -61,7 +60,6 @@ def preview(
         )
     target = pick_target(targets, world.host, on)
     check_experiment(spec, target, targets, world.host)
-    require_available(target)
     return tuple(
         _container(
             world, replace(job, target=target.name), target, _places(job, world, results, data)

@@ -6,6 +6,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from narrowgauge.fitting import Refusal, refusal, refusals, remedies
 from narrowgauge.machine import Host
 from narrowgauge.targets import Accelerator, Target, target_named, version_tuple
 from narrowgauge_contract.errors import ExperimentFileError, NotApplicableError
@@ -15,8 +16,8 @@ __all__ = [
     "check_experiment",
     "choose_accelerator",
     "pick_target",
-    "refusal",
     "torch_satisfies",
+    "working_targets",
 ]
 
 _OPERATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
@@ -30,52 +31,32 @@ _OPERATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
 
 
 def pick_target(targets: Mapping[str, Target], host: Host, on: str | None) -> Target:
-    """The target that `--on` names, or the one for this host. Raises NotApplicableError.
+    """The target that `--on` names, or the first that fits this host. Raises NotApplicableError.
 
     A host with a GPU never gets the CPU's target by itself: a slow result would look like a fast
     one.
     """
     if on is not None:
         target = target_named(targets, on)
-        reason = refusal(target, host)
-        if reason is not None:
-            raise _not_here(target, reason, targets, host)
+        found = refusal(target, host)
+        if found is not None:
+            raise _not_here(target, found, targets, host)
         return target
-    if host.driver_problem is not None and not host.has_gpu:
+    if host.broken_driver:
         # Without this a broken driver would turn a GPU host into a CPU host without a word.
         raise NotApplicableError(
             f"the NVIDIA driver of this host does not answer: {host.driver_problem}",
             why="there are NVIDIA devices here, so a run on the CPU may not be what you want",
             next_step="mend the driver (after its update: reboot), or ask for the CPU: --on cpu",
         )
-    fitting = [
-        target
-        for target in targets.values()
-        if target.fits.needs_gpu == host.has_gpu and refusal(target, host) is None
-    ]
-    if not fitting:
-        raise NotApplicableError(
-            f"no target fits this host ({host.describe()})",
-            why="\n".join(f"{t.name}: {refusal(t, host)}" for t in targets.values()),
-            next_step=f"name one with --on ({', '.join(targets)}), or use --executor native",
-        )
-    return next((target for target in fitting if target.available), fitting[0])
-
-
-def refusal(target: Target, host: Host) -> str | None:
-    """Why `target` cannot work on `host`, or None where it can."""
-    if host.architecture not in target.architectures:
-        return (
-            f"its image is for {', '.join(target.architectures)}, this host is {host.architecture}"
-        )
-    fits = target.fits
-    if not fits.needs_gpu:
-        return None
-    if not host.has_gpu:
-        return "it needs an NVIDIA GPU and this host shows none"
-    if (fits.l4t_least is None) != (host.l4t is None):
-        return "it is for a Jetson" if fits.l4t_least else "it is not for a Jetson"
-    return _l4t_refusal(target, host) or _gpu_refusal(target, host)
+    for target in targets.values():
+        if target.fits.needs_gpu == host.has_gpu and refusal(target, host) is None:
+            return target
+    raise NotApplicableError(
+        f"no target fits this host ({host.describe()})",
+        why="\n".join(_reasons(targets, host)),
+        next_step=_ways_out(targets, host),
+    )
 
 
 def check_experiment(
@@ -148,48 +129,37 @@ def _padded(version: tuple[int, ...], width: int) -> tuple[int, ...]:
     return version + (0,) * (width - len(version))
 
 
-def _l4t_refusal(target: Target, host: Host) -> str | None:
-    if host.l4t is None or target.fits.l4t_least is None:
-        return None
-    have = version_tuple(host.l4t)
-    if have < version_tuple("35"):
-        return f"L4T {host.l4t} is JetPack 4, whose Python 3.6 is at its end: flash JetPack 5.1"
-    if have < version_tuple(target.fits.l4t_least):
-        return f"it needs L4T {target.fits.l4t_least} or newer, this board has {host.l4t}"
-    if target.fits.l4t_below and have >= version_tuple(target.fits.l4t_below):
-        return f"it is for L4T below {target.fits.l4t_below}, this board has {host.l4t}"
-    return None
+def _reasons(targets: Mapping[str, Target], host: Host) -> list[str]:
+    """Why no target was taken: one line for each. One that could work is for the CPU."""
+    told = "it uses the CPU only, which a host with a GPU gets when asked for"
+    found = {name: refusals(target, host) for name, target in targets.items()}
+    return [f"{name}: {'; '.join(r.reason for r in all_) or told}" for name, all_ in found.items()]
 
 
-def _gpu_refusal(target: Target, host: Host) -> str | None:
-    """Bounds on capability and driver. A Jetson's NVML answers neither: nothing is refused."""
-    fits = target.fits
-    for gpu in host.gpus:
-        have = version_tuple(gpu.capability)
-        if fits.capability_least and have < version_tuple(fits.capability_least):
-            return (
-                f"{gpu.name} has compute capability {gpu.capability}, below {fits.capability_least}"
-            )
-        if fits.capability_most and have > version_tuple(fits.capability_most):
-            return (
-                f"{gpu.name} has compute capability {gpu.capability}, above {fits.capability_most}"
-            )
-    least = version_tuple(fits.driver_least or "0")
-    if host.driver and version_tuple(host.driver) < least:
-        return f"it needs driver {fits.driver_least} or newer, this host has {host.driver}"
-    return None
+def _ways_out(targets: Mapping[str, Target], host: Host) -> str:
+    ways = list(remedies(targets, host))
+    ways += [f"--on {name}" for name in _working(targets, host)]
+    ways.append("--executor native --lab-python PYTHON, one whose torch works here")
+    return "\nor ".join(ways)
 
 
 def _not_here(
-    target: Target, reason: str, targets: Mapping[str, Target], host: Host
+    target: Target, found: Refusal, targets: Mapping[str, Target], host: Host
 ) -> NotApplicableError:
-    working = [t.name for t in targets.values() if refusal(t, host) is None]
-    way_out = f"--on {' or '.join(working)}" if working else "--executor native"
+    ways = [found.remedy] if found.remedy and len(refusals(target, host)) == 1 else []
+    working = _working(targets, host)
+    ways.append(f"--on {' or '.join(working)}" if working else "--executor native")
     return NotApplicableError(
         f"target '{target.name}' cannot work on this host ({host.describe()})",
-        why=reason,
-        next_step=way_out,
+        why="\n".join(each.reason for each in refusals(target, host)),
+        next_step="; or ".join(ways),
     )
+
+
+def _working(targets: Mapping[str, Target], host: Host) -> list[str]:
+    """The targets that can work here; the CPU's last, since it is the slower way out."""
+    found = [target for target in targets.values() if refusal(target, host) is None]
+    return [target.name for target in sorted(found, key=lambda target: not target.fits.needs_gpu)]
 
 
 def working_targets(spec: ExperimentSpec, targets: Mapping[str, Target]) -> list[str]:

@@ -11,7 +11,7 @@ from narrowgauge.container import docker_run_words
 from narrowgauge.errors import NotApplicableError, ToolchainMissing, UnknownNameError
 from narrowgauge.executors.native import lab_environment
 from narrowgauge.launch import EXECUTORS, NO_IMAGE, World, image_finder
-from narrowgauge.plan import Places, cache_volume, plan_shell, require_available
+from narrowgauge.plan import Places, cache_volume, plan_shell
 from narrowgauge.selection import choose_accelerator, pick_target
 from narrowgauge.targets import load_targets
 
@@ -45,12 +45,13 @@ def docker_words(
     world: World, words: tuple[str, ...], *, on: str | None, data: Path
 ) -> tuple[str, ...]:
     """The `docker run` command of an interactive container like a run's, with an empty /out."""
-    from narrowgauge.executors.docker import DockerExecutor, connect
+    from narrowgauge.executors.docker import DockerExecutor
+    from narrowgauge.executors.docker_client import connect, require_architecture
 
     target = pick_target(load_targets(world.checkout.targets_file), world.host, on)
-    require_available(target)
     client = connect(world.env)
     image = image_finder(world, client, target)()
+    require_architecture(client, image.name)
     facts = DockerExecutor(client, needs_accelerator=target.fits.needs_gpu).probe()
     folder = Path(tempfile.mkdtemp(prefix="narrowgauge-shell-"))
     places = Places(folder, world.checkout.experiments, data if data.is_dir() else None)

@@ -14,6 +14,9 @@ __all__ = [
     "BadValueError",
     "ClaimsError",
     "DamagedRecordError",
+    "DataCorruptError",
+    "DataUnavailableError",
+    "DiskFullError",
     "ExitCode",
     "ExperimentFileError",
     "NarrowgaugeError",
@@ -31,12 +34,15 @@ class ExitCode(enum.IntEnum):
     INTERNAL = 1
     USAGE = 2
     NOT_APPLICABLE = 3
+    HOST_UNFIT = 4
     DOCKER_UNAVAILABLE = 10
     DOCKER_PERMISSION = 11
     BASE_UNREACHABLE = 12
     BUILD_FAILED = 13
     TOOLCHAIN_MISSING = 14
     CONTAINER_REFUSED = 15
+    DOCKER_TOO_OLD = 16
+    UNRESOLVED_PINS = 17
     DATA_UNAVAILABLE = 20
     DATA_CORRUPT = 21
     DISK_FULL = 22
@@ -122,6 +128,24 @@ class DamagedRecordError(NarrowgaugeError):
     """A record, job or outcome file is truncated, is not JSON, or breaks its schema."""
 
     exit_code = ExitCode.RECORD_DAMAGED
+
+
+class DataUnavailableError(NarrowgaugeError):
+    """A data set is not here, or cannot be fetched or read."""
+
+    exit_code = ExitCode.DATA_UNAVAILABLE
+
+
+class DataCorruptError(NarrowgaugeError):
+    """A data file is not what its declaration says."""
+
+    exit_code = ExitCode.DATA_CORRUPT
+
+
+class DiskFullError(NarrowgaugeError):
+    """A file system has no room left."""
+
+    exit_code = ExitCode.DISK_FULL
 
 
 def nearest(name: str, known: Iterable[str]) -> Optional[str]:

@@ -19,6 +19,7 @@ from narrowgauge import environment
 from narrowgauge import launch as launch_module
 from narrowgauge.cli.app import TRACEBACK_VARIABLE, run_program
 from narrowgauge.cli.options import data_root
+from narrowgauge.machine import Host
 from narrowgauge.store import Store
 from narrowgauge_contract.errors import ExitCode
 
@@ -341,3 +342,16 @@ def test_a_killed_launcher_leaves_the_run_for_attach(cli: Cli) -> None:
     code, told = cli("attach", folder.name)
     assert code == ExitCode.INTERRUPTED, told
     assert folder.record().rows[0].metric("loss") is not None
+
+
+def test_a_broken_driver_never_becomes_a_run_on_the_cpu_without_a_word(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Host(architecture="amd64", driver_problem="Driver/library version mismatch")
+    monkeypatch.setattr("narrowgauge.machine.probe_host", lambda: broken)
+
+    code, said = cli("run", "tiny")
+
+    assert code == ExitCode.NOT_APPLICABLE
+    assert "Driver/library version mismatch" in said
+    assert "--on cpu" in said

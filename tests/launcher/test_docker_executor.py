@@ -31,7 +31,8 @@ from narrowgauge.errors import (
     NarrowgaugeError,
 )
 from narrowgauge.executors.base import ExecutorFacts, Handle, load_handle
-from narrowgauge.executors.docker import DockerExecutor, connect, inspect_image
+from narrowgauge.executors.docker import DockerExecutor
+from narrowgauge.executors.docker_client import connect, inspect_image
 from narrowgauge.plan import Places, User, plan_container
 from narrowgauge.runner import Session, StopRequest, attach, run_job
 from narrowgauge.store import RunFolder, Store
@@ -423,7 +424,7 @@ def test_a_socket_that_is_closed_to_this_user_is_named() -> None:
     """A socket nobody may write to; root, who may always, becomes somebody else first."""
     code = (
         "import os, sys\n"
-        "from narrowgauge.executors.docker import connect\n"
+        "from narrowgauge.executors.docker_client import connect\n"
         "from narrowgauge.errors import NarrowgaugeError\n"
         "if os.getuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "try: connect({'DOCKER_HOST': 'unix://' + sys.argv[1]})\n"

@@ -27,10 +27,14 @@ narrowgauge data fetch [SET] --data --from
 narrowgauge data pack SET --max --out --data
 narrowgauge data unpack PART --data
 narrowgauge data verify [SET] --data --repair --json
+narrowgauge doctor --explain --on --project --json
 narrowgauge images
-narrowgauge images build TARGET --base --wheels --no-cache --project
+narrowgauge images build TARGET --base --wheels --no-cache --frozen --project
+narrowgauge images load FILE --project
 narrowgauge images lock [TARGET] --packages --project
 narrowgauge images render --check --project
+narrowgauge images save TARGET --out --project
+narrowgauge images verify TARGET --project
 narrowgauge list --project --json
 narrowgauge plan EXPERIMENT --on --executor --profile -p/--parameter... --seed --results --data \
 --project --json

@@ -20,10 +20,9 @@ from narrowgauge.plan import (
     plan_container,
     plan_jobs,
     plan_shell,
-    require_available,
 )
 from narrowgauge.targets import Accelerator, Target, load_targets
-from narrowgauge_contract.errors import BadValueError, NotApplicableError, UnknownNameError
+from narrowgauge_contract.errors import BadValueError, UnknownNameError
 
 ROOT = Path(__file__).parents[2]
 TARGETS = load_targets(ROOT / "docker" / "targets.toml")
@@ -136,41 +135,6 @@ def test_a_comma_in_a_path_is_quoted_for_docker_and_not_for_the_engine() -> None
     assert create_body(plan)["HostConfig"]["Mounts"][3]["Source"] == "/a,b"
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "words", "key"),
-    [
-        (Accelerator.DEVICE_REQUEST, ("--gpus", "all"), "DeviceRequests"),
-        (Accelerator.CDI, ("--device", "nvidia.com/gpu=all"), "DeviceRequests"),
-        (Accelerator.NVIDIA_RUNTIME, ("--runtime", "nvidia"), "Runtime"),
-    ],
-)
-def test_each_way_to_give_the_accelerator(
-    accelerator: Accelerator, words: tuple[str, str], key: str
-) -> None:
-    plan = planned(accelerator)
-    line = docker_run_words(plan)
-    place = line.index(words[0])
-
-    assert line[place + 1] == words[1]
-    assert key in create_body(plan)["HostConfig"]
-    assert line[line.index("--group-add") :][:2] == ("--group-add", "44")
-
-
-def test_the_nvidia_runtime_reads_its_devices_from_the_environment() -> None:
-    environment = create_body(planned(Accelerator.NVIDIA_RUNTIME))["Env"]
-
-    assert "NVIDIA_VISIBLE_DEVICES=all" in environment
-    assert not any("NVIDIA" in word for word in create_body(planned())["Env"])
-
-
-def test_no_accelerator_asks_for_none() -> None:
-    host = create_body(planned())["HostConfig"]
-
-    assert "DeviceRequests" not in host
-    assert "Runtime" not in host
-    assert host["GroupAdd"] == []
-
-
 def test_exceptions_from_the_house_rules_are_named() -> None:
     writable = dataclasses.replace(TARGETS["cpu"], read_only_root=False)
     plan = planned(Accelerator.DEVICE_REQUEST, writable)
@@ -221,11 +185,3 @@ def test_unknown_names_and_values_say_what_is_near() -> None:
 
     assert "did you mean 'precision'?" in unknown.value.next_step
     assert "epochs: int >= 1 <= 100" in bad.value.next_step
-
-
-def test_a_target_without_an_image_is_refused_with_the_way_out() -> None:
-    with pytest.raises(NotApplicableError) as refused:
-        require_available(TARGETS["desktop"])
-
-    assert refused.value.why == TARGETS["desktop"].planned
-    assert "--executor native" in refused.value.next_step

@@ -141,7 +141,7 @@ class TestData:
         assert (
             _run("data", "pack", "tiny", "--data", data, "--out", tmp_path, "--max", "2MB")[0] == 0
         )
-        assert "narrowgauge_contract.datapack tiny" in capsys.readouterr().out
+        assert "python3 -m narrowgauge_data join tiny" in capsys.readouterr().out
         part = tmp_path / "tiny.1-of-1.ngpack"
         assert _run("data", "unpack", part, "--data", tmp_path / "there")[0] == 0
         assert _run("data", "verify", "tiny", "--data", tmp_path / "there")[0] == 0
@@ -169,7 +169,7 @@ class TestData:
         (data / "tiny" / "test-labels.u8").write_bytes(b"0" * 10)
         fetched = []
         monkeypatch.setattr(
-            "narrowgauge.data.fetch.fetch", lambda dataset, *_: fetched.append(dataset.name)
+            "narrowgauge_data.fetch.fetch", lambda dataset, *_: fetched.append(dataset.name)
         )
 
         assert _run("data", "verify", "tiny", "--data", data, "--repair")[0] == 21  # not mended

@@ -11,12 +11,10 @@ from launching import tiny_spec
 from narrowgauge.machine import Gpu, Host
 from narrowgauge.selection import (
     check_experiment,
-    choose_accelerator,
     pick_target,
-    refusal,
     torch_satisfies,
 )
-from narrowgauge.targets import Accelerator, load_targets
+from narrowgauge.targets import load_targets
 from narrowgauge_contract.errors import (
     ExitCode,
     ExperimentFileError,
@@ -35,32 +33,6 @@ def pc(capability: str, driver: str = "580.65") -> Host:
 
 def jetson(l4t: str) -> Host:
     return Host("arm64", l4t=l4t)
-
-
-@pytest.mark.parametrize(
-    ("host", "target"),
-    [
-        (LAPTOP, "cpu"),
-        (PI, "cpu"),
-        (pc("7.0", "470.82"), "desktop"),
-        (pc("8.6", "470.82"), "desktop"),
-        (pc("9.0"), "desktop-next"),
-        (pc("12.0"), "desktop-next"),
-        (jetson("35.2.1"), "jetson"),
-        (jetson("36.2.0"), "jetson-next"),
-    ],
-)
-def test_a_host_gets_its_target(host: Host, target: str) -> None:
-    assert pick_target(TARGETS, host, None).name == target
-
-
-def test_of_two_that_fit_the_one_with_an_image_is_taken() -> None:
-    ampere = pc("8.6")
-    ready = dict(TARGETS)
-    ready["desktop-next"] = dataclasses.replace(TARGETS["desktop-next"], available=True, planned="")
-
-    assert pick_target(TARGETS, ampere, None).name == "desktop"
-    assert pick_target(ready, ampere, None).name == "desktop-next"
 
 
 def test_a_host_with_a_gpu_never_gets_the_cpu_by_itself() -> None:
@@ -86,9 +58,9 @@ def test_an_unknown_host_is_an_error_that_lists_the_targets() -> None:
         ("desktop", LAPTOP, "shows none"),
         ("desktop", PI, "its image is for amd64"),
         ("desktop", pc("9.0"), "above 8.6"),
-        ("desktop-next", pc("9.0", "550.54"), "it needs driver 580.0 or newer"),
-        ("jetson", jetson("32.7.1"), "JetPack 5.1"),
-        ("jetson", jetson("36.2"), "below 36.0"),
+        ("desktop-next", pc("9.0", "550.54"), "it needs driver 580 or newer"),
+        ("jetson", jetson("32.7.1"), "JetPack 4"),
+        ("jetson", jetson("36.2"), "to below 36.0"),
         ("jetson-next", jetson("35.4"), "L4T 36.0 or newer"),
     ],
 )
@@ -155,20 +127,6 @@ def test_an_experiment_that_needs_an_accelerator_is_refused_without_one() -> Non
     with pytest.raises(NotApplicableError, match="this host shows none"):
         check_experiment(spec, None, TARGETS, LAPTOP)
     check_experiment(spec, None, TARGETS, pc("9.0"))
-
-
-def test_the_accelerator_is_given_in_the_first_way_the_engine_offers() -> None:
-    both = TARGETS["desktop-next"]
-
-    assert choose_accelerator(both, ("nvidia", "runc"), cdi=True) is Accelerator.DEVICE_REQUEST
-    assert choose_accelerator(both, ("runc",), cdi=True) is Accelerator.CDI
-    # Nothing offered: the first is asked for, so that the engine's refusal can be translated.
-    assert choose_accelerator(both, ("runc",), cdi=False) is Accelerator.DEVICE_REQUEST
-    assert choose_accelerator(TARGETS["cpu"], (), cdi=False) is Accelerator.NONE
-
-
-def test_no_reason_is_found_where_a_target_fits() -> None:
-    assert refusal(TARGETS["cpu"], PI) is None
 
 
 def test_a_broken_driver_is_not_a_host_without_a_gpu() -> None:

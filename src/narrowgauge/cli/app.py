@@ -28,6 +28,7 @@ MODULES = {
     "narrowgauge.cli.results": ("results", "show", "compare"),
     "narrowgauge.cli.data": ("data", "weights"),
     "narrowgauge.cli.images": ("images",),
+    "narrowgauge.cli.doctor": ("doctor",),
 }
 
 

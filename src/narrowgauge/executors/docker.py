@@ -1,24 +1,17 @@
-"""The docker executor: detached containers, found again by name, removed only once collected.
-
-The SDK is imported here and nowhere else at module level: its import costs more than the rest of
-the launcher, and `plan`, `list` and `show` never need it.
-"""
+"""The docker executor: detached containers, found again by name, removed only once collected."""
 
 from __future__ import annotations
 
-import os
 import queue
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import docker
-import docker.utils
 import requests.exceptions
-from docker.errors import APIError, DockerException, NotFound
+from docker.errors import APIError, NotFound
 
 from narrowgauge.container import LABEL_RUN, ContainerPlan, create_body
 from narrowgauge.errors import DockerUnavailable, NarrowgaugeError
@@ -33,90 +26,28 @@ from narrowgauge.executors.base import (
     Handle,
     save,
 )
-from narrowgauge.executors.docker_errors import connection_error, refusal_error
+from narrowgauge.executors.docker_client import (
+    DOCKER,
+    GoneError,
+    ask,
+    engine_facts,
+    require_architecture,
+)
 from narrowgauge.executors.ending import ending_from, vanished
 from narrowgauge.plan import Places, container_exceptions
 from narrowgauge_contract.events import EVENTS_FILE, Event, EventTail
 from narrowgauge_contract.job import Job
 from narrowgauge_contract.record import ImageFacts
 
-__all__ = ["DockerExecutor", "PlanContainer", "connect", "inspect_image"]
+__all__ = ["DockerExecutor", "PlanContainer"]
 
-_DEFAULT_HOST = "unix:///var/run/docker.sock"
 #: One `wait` request. It expires as a connection error, and so does one to a lost engine.
 _WAIT_S = 60
 #: How long an engine may be away (restarting) before the launcher gives up watching.
 _ENGINE_AWAY_S = 30.0
 
-#: What the engine says of a container while `docker rm --force` from outside is at work.
-_BEING_REMOVED = ("marked for removal", "is already in progress")
-
 #: Plans the container of one job: (job, places, image, what probe said).
 PlanContainer = Callable[[Job, Places, ImageFacts, ExecutorFacts], ContainerPlan]
-
-
-def connect(env: Mapping[str, str]) -> docker.APIClient:
-    """A client for the engine that DOCKER_HOST or Docker's context names.
-
-    Raises DockerUnavailable or DockerPermission.
-    """
-    host = env.get("DOCKER_HOST") or _context_host() or _DEFAULT_HOST
-    try:
-        settings = docker.utils.kwargs_from_env(environment=dict(env))
-        settings["base_url"] = host
-        if host.startswith("unix://"):
-            _knock(host.removeprefix("unix://"))
-        client = _Client(version="auto", **settings)
-        client.address = host
-        return client
-    except (DockerException, requests.exceptions.RequestException, OSError) as error:
-        raise connection_error(error, host) from error
-
-
-def inspect_image(client: docker.APIClient, name: str) -> Mapping[str, Any] | None:
-    """What the engine says of an image; None where it has none. Its errors are ours."""
-    try:
-        found: Mapping[str, Any] = client.inspect_image(name)  # type: ignore[no-untyped-call]
-    except NotFound:
-        return None
-    except APIError as error:
-        raise refusal_error(str(error.explanation), error.status_code) from error
-    except (DockerException, requests.exceptions.RequestException, OSError) as error:
-        raise connection_error(error, _address(client)) from error
-    return found
-
-
-class _Client(docker.APIClient):
-    """Keeps what the engine said of its version when it was first asked: asking takes it 5 ms."""
-
-    #: Where the engine is, in the user's words; the SDK's own base_url names no socket.
-    address = ""
-
-    def version(self, api_version: bool = True) -> dict[str, Any]:
-        if "_said" not in self.__dict__:
-            self._said: dict[str, Any] = super().version(api_version)
-        return self._said
-
-
-def _address(client: docker.APIClient) -> str:
-    return str(getattr(client, "address", "") or client.base_url)
-
-
-def _knock(path: str) -> None:
-    """Try the socket itself: its own error says more than the SDK's, which wraps it four deep."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocker:
-        knocker.connect(path)
-
-
-def _context_host() -> str | None:
-    """The host of `docker context use NAME` (rootless engines, Docker Desktop)."""
-    if not (Path.home() / ".docker" / "config.json").exists():
-        return None
-    try:
-        context = docker.ContextAPI.get_current_context()
-    except (DockerException, OSError, ValueError):
-        return None
-    return str(context.Host) if context.Host else None
 
 
 class DockerExecutor:
@@ -126,7 +57,7 @@ class DockerExecutor:
     container. Both may be absent where runs are only watched and collected (`attach`).
     """
 
-    name = "docker"
+    name = DOCKER
 
     def __init__(
         self,
@@ -148,18 +79,15 @@ class DockerExecutor:
         if self._facts is None:
             version = self._ask(self._client.version)
             info = self._ask(self._client.info) if self._needs_accelerator else {}
-            self._facts = ExecutorFacts(
-                name=self.name,
-                version=str(version.get("Version", "")),
-                runtimes=tuple(sorted(info.get("Runtimes") or {})),
-                cdi=_has_cdi_specs(info.get("CDISpecDirs") or ()),
-            )
+            self._facts = engine_facts(version, info)
         return self._facts
 
     def prepare(self) -> None:
         if self._image is None:
             assert self._ensure_image is not None, "this executor only watches"
-            self._image = self._ensure_image()
+            image = self._ensure_image()
+            require_architecture(self._client, image.name)
+            self._image = image
 
     def start(self, job: Job, places: Places) -> Handle:
         """Create, remember, start. A container whose start fails is removed."""
@@ -216,7 +144,7 @@ class DockerExecutor:
     def cancel(self, handle: Handle, timeout_s: int = STOP_TIMEOUT_S) -> None:
         try:
             self._ask(lambda: self._client.stop(handle.identity["container"], timeout=timeout_s))
-        except _GoneError:
+        except GoneError:
             return
 
     def collect(self, handle: Handle, dest: Path) -> Ending:
@@ -243,7 +171,7 @@ class DockerExecutor:
             return vanished("container", "it was removed from outside before it was collected")
         try:
             log = self._ask(lambda: self._client.logs(container, tail=LOG_LINES))
-        except _GoneError:
+        except GoneError:
             return vanished("container", "it was removed from outside before it was collected")
         log_tail = log.decode("utf-8", errors="replace")
         if state.get("Status") == "created":
@@ -289,7 +217,7 @@ class DockerExecutor:
     def _state(self, container: str) -> dict[str, Any] | None:
         try:
             inspected = self._ask(lambda: self._client.inspect_container(container))
-        except _GoneError:
+        except GoneError:
             return None
         state: dict[str, Any] = inspected["State"]
         return state
@@ -297,35 +225,18 @@ class DockerExecutor:
     def _has_volume(self, name: str) -> bool:
         try:
             self._ask(lambda: self._client.inspect_volume(name))
-        except _GoneError:
+        except GoneError:
             return False
         return True
 
     def _remove(self, container: str) -> None:
         try:
             self._ask(lambda: self._client.remove_container(container, force=True))
-        except _GoneError:
+        except GoneError:
             return
 
     def _ask(self, call: Callable[[], Any]) -> Any:
-        """One request, its errors translated. Raises _GoneError for what is not there."""
-        try:
-            return call()
-        except NotFound as error:
-            said = str(error.explanation).lower()
-            if "no such container" in said or "no such volume" in said:
-                raise _GoneError from error
-            raise refusal_error(str(error.explanation), error.status_code) from error
-        except APIError as error:
-            if any(words in str(error.explanation).lower() for words in _BEING_REMOVED):
-                raise _GoneError from error
-            raise refusal_error(str(error.explanation), error.status_code) from error
-        except (DockerException, requests.exceptions.RequestException, OSError) as error:
-            raise connection_error(error, _address(self._client)) from error
-
-
-class _GoneError(Exception):
-    """What was asked about is not there (any more). Never leaves this module."""
+        return ask(self._client, call)
 
 
 def _engine_lost() -> DockerUnavailable:
@@ -334,15 +245,3 @@ def _engine_lost() -> DockerUnavailable:
         why=f"no answer for {_ENGINE_AWAY_S:.0f} s",
         next_step="when it is back: narrowgauge attach RUN",
     )
-
-
-def _has_cdi_specs(folders: tuple[str, ...] | list[str]) -> bool:
-    """Whether a CDI specification for NVIDIA lies in one of the engine's folders."""
-    for folder in folders:
-        try:
-            names = os.listdir(folder)
-        except OSError:
-            continue
-        if any("nvidia" in name for name in names):
-            return True
-    return False

@@ -9,35 +9,85 @@ from narrowgauge.errors import (
     ContainerRefused,
     DiskFull,
     DockerPermission,
+    DockerTooOld,
     DockerUnavailable,
     NarrowgaugeError,
 )
 
-__all__ = ["connection_error", "refusal_error"]
+__all__ = [
+    "LEAST_API",
+    "TOOLKIT",
+    "architecture_error",
+    "connection_error",
+    "refusal_error",
+    "too_old_error",
+]
 
-_TOOLKIT = (
+#: Docker 20.10: the first whose BuildKit takes our Dockerfiles, and the oldest that was tried.
+#: Of what containers use, `--gpus` is the youngest (1.40); CDI is only used where it is offered.
+LEAST_API = "1.41"
+
+TOOLKIT = (
     "install the NVIDIA Container Toolkit, then:"
     " sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
 )
 
+_OTHER_IMAGE = "build the target that is for this host: narrowgauge doctor names it"
+
 #: (part of the engine's text, what, next step); the first that is found counts.
 _REFUSALS = (
     (
+        'could not select device driver "cdi"',
+        "this engine does not give devices by CDI",
+        'Docker 25 to 27: "features": {"cdi": true} in /etc/docker/daemon.json, then'
+        " sudo systemctl restart docker; or update to Docker 28",
+    ),
+    (
+        "container runtime hook directly",
+        "--gpus does not work on a Jetson",
+        "choose the Jetson's own target: narrowgauge doctor names it",
+    ),
+    (
+        "unsatisfied condition: cuda",
+        "the driver of this host is too old for the image",
+        "update the NVIDIA driver; narrowgauge doctor says to which",
+    ),
+    (
+        "libnvidia-ml.so",
+        "the engine finds no NVIDIA driver on its host",
+        "is the driver loaded? nvidia-smi",
+    ),
+    (
         "could not select device driver",
         "this engine cannot give a container the GPU",
-        _TOOLKIT,
+        TOOLKIT,
     ),
     (
         "unknown or invalid runtime name: nvidia",
         "this engine has no NVIDIA runtime",
-        _TOOLKIT,
+        TOOLKIT,
     ),
-    ("unknown runtime specified nvidia", "this engine has no NVIDIA runtime", _TOOLKIT),
-    ("unresolvable cdi devices", "this engine knows no CDI device for the GPU", _TOOLKIT),
+    ("unknown runtime specified nvidia", "this engine has no NVIDIA runtime", TOOLKIT),
+    ("unresolvable cdi devices", "this engine knows no CDI device for the GPU", TOOLKIT),
     (
         "error gathering device information",
         "a device file that the container asks for is not on this host",
         "is the driver loaded? nvidia-smi",
+    ),
+    (
+        "exec format error",
+        "the image is for another processor",
+        _OTHER_IMAGE,
+    ),
+    (
+        "does not match the specified platform",
+        "the image is for another processor",
+        _OTHER_IMAGE,
+    ),
+    (
+        "does not match the detected host platform",
+        "the image is for another processor",
+        _OTHER_IMAGE,
     ),
     (
         "bind source path does not exist",
@@ -78,6 +128,25 @@ def connection_error(error: BaseException, host: str) -> NarrowgaugeError:
         why=why,
         next_step="sudo systemctl start docker (or: sudo apt-get install docker.io);"
         " or run without Docker: --executor native",
+    )
+
+
+def too_old_error(version: str, api: str) -> DockerTooOld:
+    """The error for an engine below LEAST_API."""
+    return DockerTooOld(
+        f"the Docker engine is too old: version {version or 'unknown'} (API {api})",
+        why=f"narrowgauge needs Docker 20.10 (API {LEAST_API}) or newer: its BuildKit, --gpus",
+        next_step="update Docker (sudo apt-get install docker.io, or Docker's own packages);"
+        " or run without it: --executor native",
+    )
+
+
+def architecture_error(image: str, made: str, has: str) -> ContainerRefused:
+    """The error for an image that is for another processor than the engine's."""
+    return ContainerRefused(
+        f"the image {image} is for {made}, and this engine runs {has}",
+        why="under an emulator its numbers would be the emulator's",
+        next_step=f"docker image rm {image}, then build it here; {_OTHER_IMAGE}",
     )
 
 
