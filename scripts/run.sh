@@ -2,11 +2,15 @@
 # From a fresh clone to a run: makes .venv, installs the launcher into it, and starts it.
 #   ./scripts/run.sh mnist          the same as `narrowgauge run mnist`
 # Everything after the script's name goes to `narrowgauge run`. A second start installs nothing.
+# It also writes .env, so that `docker compose run` is the same user with the same data.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 venv=$root/.venv
 stamp=$venv/.narrowgauge-installed
+
+# shellcheck source=scripts/env.sh
+. "$root/scripts/env.sh"
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -47,6 +51,18 @@ if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
     }
     printf '%s\n' "$wanted" >"$stamp"
     say "installed in $(($(date +%s) - started)) s"
+fi
+
+# The rule of narrowgauge.data: XDG asks that a relative path be ignored.
+case ${XDG_DATA_HOME:-} in
+/*) data=$XDG_DATA_HOME/narrowgauge/data ;;
+*) data=$HOME/.local/share/narrowgauge/data ;;
+esac
+# What another script chose stays: which target this host gets, the launcher decides later.
+target=$(sed -n 's/^NARROWGAUGE_TARGET=//p' "$root/.env" 2>/dev/null | tail -n 1)
+# A folder that is missing would be made by Docker, as root.
+if ! mkdir -p "$data" || ! write_env "$root" "${target:-cpu}" "$data"; then
+    say "run.sh: .env is not written, so give docker compose NARROWGAUGE_UID and NARROWGAUGE_GID"
 fi
 
 exec "$venv/bin/narrowgauge" run "$@"

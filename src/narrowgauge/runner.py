@@ -146,7 +146,8 @@ def attach(folder: RunFolder, session: Session) -> Record:
                 f"nothing says how the run {folder.name} was started",
                 why=f"it has events, but no {folder.handle_path.name}",
                 next_step=f"narrowgauge show {folder.name} has what was measured; where the lab was"
-                f" started without the launcher, its --resume --out {folder.out} goes on",
+                f" started without the launcher, its --resume --out {folder.out} goes on, and\n"
+                f"{folder.how_to_record} records it as it is",
             )
         raise UsageError(
             f"the run {folder.name} was never started",

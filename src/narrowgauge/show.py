@@ -292,9 +292,10 @@ def _footer(view: RunView, record: Record) -> RenderableType:
     drawn = sorted(p.name for p in folder.derived.glob("*.png")) if folder.derived.is_dir() else []
     lines = [f"{folder.path}/", f"  derived/ {', '.join(drawn)}"] if drawn else [f"{folder.path}/"]
     if record.side_files:
-        lines.append(f"  {len(record.side_files)} side files in {folder.out.name}/")
+        place = f"{folder.out.name}/" if folder.launched else "the same folder"
+        lines.append(f"  {len(record.side_files)} side files in {place}")
     if view.state is RunState.OPEN:
-        lines.append(f"next: narrowgauge attach {folder.name}")
+        lines.append(f"next: {folder.how_to_record}")
     else:
         lines.append(f"next: narrowgauge compare {folder.name} RUN")
     return Text("\n".join(lines))

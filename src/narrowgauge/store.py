@@ -2,8 +2,9 @@
 
     <root>/<experiment>/<run-id>/{job.json, handle.json, host.json, out/, record.json, derived/}
 
-A folder that the lab filled without the launcher (`--out results/here`) holds the same files one
-level higher and has no `out`; it is found too.
+What the lab did without the launcher (a container started by hand, `--results results`) holds the
+same files one level higher and has no `out`; `--out results/here` puts them anywhere. Both are
+found too.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class RunState(enum.Enum):
     """What a run's folder holds."""
 
     RECORDED = "recorded"
-    #: No record yet: still running, or its launcher is gone and `attach` will compose the record.
+    #: No record yet: still running, or killed; `RunFolder.how_to_record` composes the record.
     OPEN = "open"
     DAMAGED = "damaged"
 
@@ -93,8 +94,19 @@ class RunFolder:
     @property
     def out(self) -> Path:
         """Where the lab wrote; side files are relative to it."""
-        launched = self.path / OUT_FOLDER
-        return launched if launched.is_dir() else self.path
+        return self.path / OUT_FOLDER if self.launched else self.path
+
+    @property
+    def launched(self) -> bool:
+        """Whether the launcher made this folder; else the lab filled it alone."""
+        return (self.path / OUT_FOLDER).is_dir()
+
+    @property
+    def how_to_record(self) -> str:
+        """The command that composes the record, where there is none."""
+        if self.launched:
+            return f"narrowgauge attach {self.name}"
+        return f"PYTHONPATH=src python3 -m narrowgauge_lab record --out {self.path}"
 
     @property
     def events_path(self) -> Path:
@@ -123,8 +135,8 @@ class RunFolder:
         if not self.recorded:
             raise DamagedRecordError(
                 f"the run {self.name} has no record yet",
-                why="it is still running, or its launcher ended before it",
-                next_step=f"narrowgauge attach {self.name}",
+                why="it is still running, or was killed, or its launcher ended before it",
+                next_step=self.how_to_record,
             )
         return load_record(self.record_path)
 

@@ -106,6 +106,9 @@ def warnings_of(view: RunView) -> tuple[str, ...]:
         found.append("made-up data: these numbers say nothing about the real set")
     if host is not None and host.image is not None and host.image.stand_in:
         found.append("stand-in base image: never counts as a reproduction")
+    if record.inside is not None and record.inside.pins_unresolved:
+        pins = ", ".join(record.inside.pins_unresolved)
+        found.append(f"image built with pins that nobody resolved: {pins}")
     if host is not None and host.git is not None and host.git.dirty:
         found.append(f"the checkout differed from its commit {host.git.commit[:12]}")
     if view.state is RunState.RECORDED and host is None:

@@ -78,6 +78,7 @@ _IDX = (
 )
 
 
+# unverified: official mirrors of the data sets | none answered here | narrowgauge data fetch
 def _idx_mirror(root: str, megabytes: int) -> Source:
     return Source("https", tuple(Artifact(f"{root}/{name}.gz") for name in _IDX), "idx", megabytes)
 

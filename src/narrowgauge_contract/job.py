@@ -74,17 +74,17 @@ def new_run_id(experiment: str, now: Optional[float] = None) -> str:
 
 
 def parse_overrides(spec: ExperimentSpec, words: Sequence[str]) -> Dict[str, Tuple[Scalar, ...]]:
-    """Turn `name=value[,value…]` words into checked values.
+    """Turn `name=value[,value…]` words into checked values, under the parameters' true names.
 
     Raises UnknownNameError, BadValueError, or UsageError (no '=', or a name given twice).
     """
     overrides: Dict[str, Tuple[Scalar, ...]] = {}
     for word in words:
-        name, equals, text = word.partition("=")
-        name = name.strip()
+        given, equals, text = word.partition("=")
         if not equals:
             raise UsageError(f"'-p {word}' is not name=value", next_step="for example: -p epochs=3")
-        parameter = spec.parameter(name)
+        parameter = spec.parameter(given.strip())
+        name = parameter.name
         if name in overrides:
             raise UsageError(f"parameter '{name}' is given twice", next_step=f"-p {name}=a,b lists")
         parts = [text] if parameter.type == "str" else text.split(",")
@@ -158,13 +158,11 @@ def _values(
 ) -> Dict[str, Tuple[Scalar, ...]]:
     if profile not in spec.profiles:
         raise UnknownNameError("profile", profile, spec.profiles)
-    for name in overrides:
-        spec.parameter(name)
     values: Dict[str, Tuple[Scalar, ...]] = {
         name: (parameter.default,) for name, parameter in spec.parameters.items()
     }
     values.update(spec.profiles[profile].values)
-    values.update(overrides)
+    values.update({spec.parameter(name).name: listed for name, listed in overrides.items()})
     return {name: tuple(dict.fromkeys(listed)) for name, listed in values.items()}
 
 

@@ -11,7 +11,7 @@ import enum
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
-from narrowgauge_contract.codec import decode, encode, read_json
+from narrowgauge_contract.codec import LATER, decode, encode, read_json
 from narrowgauge_contract.errors import DamagedRecordError
 from narrowgauge_contract.events import Event, EventKind
 from narrowgauge_contract.job import Job
@@ -115,6 +115,7 @@ class InsideFacts:
     """What the lab saw from inside the container or environment. None: not there.
 
     `environment` holds the variables that change speed or arithmetic, where they were set.
+    `pins_unresolved`: what the image was built from without a digest or hash (`base`, `torch`).
     """
 
     python: str
@@ -131,6 +132,7 @@ class InsideFacts:
     packages: Dict[str, str] = dataclasses.field(default_factory=dict)
     environment: Dict[str, str] = dataclasses.field(default_factory=dict)
     measurement: int = 1
+    pins_unresolved: Tuple[str, ...] = dataclasses.field(default=(), metadata=LATER)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from narrowgauge_contract.codec import decode, encode, read_json, write_json_atomic
-from narrowgauge_contract.errors import DamagedRecordError, NarrowgaugeError
+from narrowgauge_contract.errors import (
+    DamagedRecordError,
+    ExitCode,
+    NarrowgaugeError,
+    UsageError,
+)
 from narrowgauge_contract.events import Event
 from narrowgauge_contract.job import Job
 from narrowgauge_contract.outcome import (
@@ -26,18 +31,21 @@ from narrowgauge_contract.outcome import (
 )
 
 __all__ = [
+    "HOST_NOTE_FORMAT",
     "MUST_AGREE",
     "RECORD_FILE",
     "RECORD_FORMAT",
     "GitFacts",
     "Hashes",
     "HostFacts",
+    "HostNote",
     "ImageFacts",
     "MachineFacts",
     "Record",
     "Weights",
     "compose",
     "disagreements",
+    "load_host_note",
     "load_record",
     "write_record",
 ]
@@ -45,6 +53,8 @@ __all__ = [
 RECORD_FILE = "record.json"
 #: 1: first.
 RECORD_FORMAT = 1
+#: 1: first.
+HOST_NOTE_FORMAT = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +131,24 @@ class HostFacts:
 
 
 @dataclasses.dataclass(frozen=True)
+class HostNote:
+    """What a script on the host wrote down for the lab before it started a container.
+
+    The launcher needs none: it composes the record itself.
+    """
+
+    format: int
+    executor: str
+    machine: MachineFacts
+    image: Optional[ImageFacts] = None
+    git: Optional[GitFacts] = None
+
+    def host_facts(self, exit_code: int, status: Status) -> HostFacts:
+        """The host's part of a record, once it is known how the run ended."""
+        return HostFacts(self.executor, self.machine, exit_code, status, self.image, self.git)
+
+
+@dataclasses.dataclass(frozen=True)
 class Record:
     """One run. `host` is None when the lab was started without the launcher.
 
@@ -189,7 +217,7 @@ def compose(
         source, experiment = fold.source_hash, fold.experiment_hash
         times = (fold.started_utc, fold.last_utc, fold.seconds if fold.started_utc else None)
         status = host_facts.status if host_facts else Status.UNFINISHED
-        exit_code = host_facts.exit_code if host_facts else 1
+        exit_code = host_facts.exit_code if host_facts else int(ExitCode.KILLED)
         error = host_facts.error if host_facts else None
     else:
         rows, inside = outcome.rows, outcome.inside
@@ -261,6 +289,25 @@ def parse_record(data: Any, where: str) -> Record:
             next_step="a newer Narrowgauge wrote it: update",
         )
     return decode(Record, data, where)
+
+
+def load_host_note(path: Path) -> HostNote:
+    """Read what a script says of its host. Raises UsageError (no such file), DamagedRecordError."""
+    try:
+        data = read_json(path)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the host's facts in {path}", why=error.strerror or str(error)
+        ) from error
+    except DamagedRecordError as error:
+        error.next_step = "the script that wrote it may have been cut short: start that again"
+        raise
+    if isinstance(data, dict) and data.get("format") != HOST_NOTE_FORMAT:
+        raise DamagedRecordError(
+            f"{path} has format {data.get('format')!r}, this reads {HOST_NOTE_FORMAT}",
+            next_step="build the image anew, so that it and the script are of one version",
+        )
+    return decode(HostNote, data, str(path))
 
 
 def _read_gzip(path: Path) -> Any:

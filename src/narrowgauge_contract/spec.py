@@ -7,6 +7,7 @@ makes several rows of one run; along `run` it makes several runs.
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
@@ -44,7 +45,10 @@ _DRAWING_KINDS = ("curve", "bar", "confusion")
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """One declared parameter. `minimum` and `maximum` are inclusive."""
+    """One declared parameter. `minimum` and `maximum` are inclusive.
+
+    `aliases` are names that a command line may use as well; everything is stored under `name`.
+    """
 
     name: str
     type: str
@@ -55,6 +59,7 @@ class Parameter:
     minimum: Optional[float] = None
     maximum: Optional[float] = None
     unit: str = ""
+    aliases: Tuple[str, ...] = ()
 
     def declaration(self) -> str:
         """One line that tells a user what this parameter takes."""
@@ -67,7 +72,8 @@ class Parameter:
             if self.maximum is not None:
                 kind += f" <= {self.maximum:g}"
         unit = f" {self.unit}" if self.unit else ""
-        return f"{self.name}: {kind}{unit}, default {self.default}, axis {self.axis}. {self.help}"
+        name = f"{self.name} (or {', '.join(self.aliases)})" if self.aliases else self.name
+        return f"{name}: {kind}{unit}, default {self.default}, axis {self.axis}. {self.help}"
 
     def parse(self, text: str) -> Scalar:
         """Turn one command-line word into a checked value; BadValueError shows the declaration."""
@@ -157,9 +163,14 @@ class ExperimentSpec:
     source: Dict[str, Any]
 
     def parameter(self, name: str) -> Parameter:
-        if name not in self.parameters:
-            raise UnknownNameError("parameter", name, self.parameters, where=f"of '{self.id}'")
-        return self.parameters[name]
+        """The parameter of that name or alias. Raises UnknownNameError."""
+        if name in self.parameters:
+            return self.parameters[name]
+        aliased = {alias: each for each in self.parameters.values() for alias in each.aliases}
+        if name not in aliased:
+            known = [*self.parameters, *aliased]
+            raise UnknownNameError("parameter", name, known, where=f"of '{self.id}'")
+        return aliased[name]
 
 
 def load_toml(path: Path) -> Dict[str, Any]:
@@ -205,6 +216,7 @@ def parse_spec(document: Mapping[str, Any], where: str = "experiment.toml") -> E
         name: _parse_parameter(name, body, f"{where} [parameters.{name}]")
         for name, body in _table(document, "parameters", where).items()
     }
+    _check_aliases(parameters, where)
     data = _table(document, "data", where)
     _only(data, ("sets", "parameter"), f"{where} [data]")
     data_parameter = data.get("parameter")
@@ -231,7 +243,8 @@ def parse_spec(document: Mapping[str, Any], where: str = "experiment.toml") -> E
 def _parse_parameter(name: str, body: Any, where: str) -> Parameter:
     if not isinstance(body, dict):
         raise ExperimentFileError(f"{where} should be a table")
-    _only(body, ("type", "default", "axis", "help", "choices", "min", "max", "unit"), where)
+    known_keys = ("type", "default", "axis", "help", "choices", "min", "max", "unit", "aliases")
+    _only(body, known_keys, where)
     for key in ("type", "help", "axis"):
         _text(body, key, where)
     if "default" not in body:
@@ -253,8 +266,22 @@ def _parse_parameter(name: str, body: Any, where: str) -> Parameter:
         minimum=body.get("min"),
         maximum=body.get("max"),
         unit=body.get("unit", ""),
+        aliases=_names(body, "aliases", where),
     )
     return dataclasses.replace(parameter, default=parameter.check(body["default"]))
+
+
+def _check_aliases(parameters: Mapping[str, Parameter], where: str) -> None:
+    """One word means one parameter, and can stand left of the '=' on a command line."""
+    owners = {name: name for name in parameters}
+    for name, parameter in parameters.items():
+        for alias in parameter.aliases:
+            place = f"{where} [parameters.{name}]: alias '{alias}'"
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", alias):
+                raise ExperimentFileError(f"{place} is not a name: letters, digits, '_' and '-'")
+            if alias in owners:
+                raise ExperimentFileError(f"{place} already means '{owners[alias]}'")
+            owners[alias] = name
 
 
 def _parse_profiles(

@@ -1,7 +1,8 @@
 """The lab's command line, for a container's entry point and for hosts without Docker.
 
-    python3 -m narrowgauge_lab run EXPERIMENT [-p name=value …] [--data DIR] --out DIR
+    python3 -m narrowgauge_lab run EXPERIMENT [-p name=value …] [--data DIR] --results DIR
     python3 -m narrowgauge_lab run --job job.json --out DIR
+    python3 -m narrowgauge_lab record --out DIR
     python3 -m narrowgauge_lab facts
 
 With --job, whoever wrote the job composes the record. Without, nobody else will, so this does.
@@ -17,30 +18,38 @@ from typing import List, Optional, Tuple
 from narrowgauge_contract.codec import dumps
 from narrowgauge_contract.errors import BadValueError, ExitCode, UsageError
 from narrowgauge_contract.outcome import Outcome
+from narrowgauge_contract.record import HostNote, load_host_note
 from narrowgauge_contract.spec import PROFILES
 from narrowgauge_lab.console import complain, say
 from narrowgauge_lab.errors import known_error
-from narrowgauge_lab.session import Request, run
+from narrowgauge_lab.session import Request, record_killed, run
 
 __all__ = ["main"]
 
-#: What decides a job, so what cannot stand beside a decided one: option, attribute of the parser.
+#: The target's name, in every image of ours.
+_TARGET_VARIABLE = "NARROWGAUGE_TARGET"
+#: What cannot stand beside a job that is decided and recorded elsewhere: option, attribute of the
+#: parser.
 _DECIDING = {
     "EXPERIMENT": "experiment",
     "-p": "parameter",
     "--profile": "profile",
     "--seed": "seed",
     "--target": "target",
+    "--results": "results",
+    "--host-facts": "host_facts",
 }
 
 
 def main(words: List[str]) -> int:
     """Run one command; the exit code. The one place that turns an error into one."""
     options = _parser().parse_args(words)
-    out = getattr(options, "out", Path())
+    out = getattr(options, "out", None) or getattr(options, "results", None) or Path()
     try:
         if options.command == "facts":
             return _facts()
+        if options.command == "record":
+            return _record(options)
         outcome = run(_request(options))
     except KeyboardInterrupt:
         complain("error: interrupted")
@@ -52,6 +61,8 @@ def main(words: List[str]) -> int:
         complain(f"error: {known}")
         return int(known.exit_code)
     _summarise(outcome)
+    if options.results is not None:
+        say(f"in {options.results / options.experiment / outcome.run_id}")
     return outcome.exit_code
 
 
@@ -63,21 +74,42 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("facts", help="what this environment is, as JSON")
-    command = commands.add_parser("run", help="run an experiment, or a job decided elsewhere")
+    _add_record(commands.add_parser("record", help="compose the record of a run that was killed"))
+    _add_run(commands.add_parser("run", help="run an experiment, or a job decided elsewhere"))
+    return parser
+
+
+def _add_record(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add(
+        "--out", type=Path, required=True, metavar="DIR", help="the run's folder, with its job.json"
+    )
+    add("--host-facts", type=Path, metavar="FILE", help="what a script wrote of its host, as JSON")
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("experiment", nargs="?", help="its folder's name in the folder of experiments")
     add("--job", type=Path, metavar="FILE", help="a resolved job.json, instead of an experiment")
-    add("--out", type=Path, required=True, metavar="DIR", help="where events and results go")
+    place = command.add_mutually_exclusive_group(required=True)
+    place.add_argument("--out", type=Path, metavar="DIR", help="where events and results go")
+    place.add_argument(
+        "--results", type=Path, metavar="DIR", help="they go to EXPERIMENT/RUN-ID in here, made now"
+    )
     add("-p", "--parameter", action="append", metavar="NAME=VALUE", help="a comma list makes rows")
     add("--profile", choices=PROFILES, help="how much of it to do (default: short)")
     add("--seed", type=int, help="of the first repeat (default: 0)")
-    add("--target", metavar="NAME", help="the target's name, for the record (default: native)")
+    add(
+        "--target",
+        metavar="NAME",
+        help=f"the target's name, for the record (default: ${_TARGET_VARIABLE}, or native)",
+    )
     add("--data", type=Path, metavar="DIR", help="the folder that holds the data sets")
     add("--experiments", type=Path, metavar="DIR", help="the folder that holds the experiments")
     add("--shard", metavar="I/N", help="only every N-th row, from the I-th")
     add("--resume", action="store_true", help="go on with the run in --out; skip complete rows")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
-    return parser
+    add("--host-facts", type=Path, metavar="FILE", help="what a script wrote of its host, as JSON")
 
 
 def _request(options: argparse.Namespace) -> Request:
@@ -86,12 +118,19 @@ def _request(options: argparse.Namespace) -> Request:
         given = [word for word, name in _DECIDING.items() if getattr(options, name) is not None]
         if given:
             raise UsageError(
-                f"--job and {', '.join(given)} do not go together", why="a job is decided already"
+                f"--job and {', '.join(given)} do not go together",
+                why="a job is decided already, and whoever wrote it records it",
             )
     elif options.experiment is None:
-        raise UsageError("name an experiment, or give --job", next_step="run mnist --out DIR")
+        raise UsageError("name an experiment, or give --job", next_step="run mnist --results DIR")
+    if options.resume and options.results is not None:
+        raise UsageError(
+            "--resume and --results do not go together",
+            why="--results makes a new folder",
+            next_step="--out RESULTS/EXPERIMENT/RUN-ID names the run to go on with",
+        )
     return Request(
-        out=options.out.absolute(),
+        out=(options.out or options.results).absolute(),
         start=Path.cwd(),
         env=os.environ,
         job=options.job,
@@ -99,13 +138,19 @@ def _request(options: argparse.Namespace) -> Request:
         parameters=tuple(options.parameter or ()),
         profile=options.profile or "short",
         seed=options.seed or 0,
-        target=options.target or "native",
+        target=options.target or os.environ.get(_TARGET_VARIABLE) or "native",
         data=options.data,
         experiments=options.experiments,
         shard=_parse_shard(options.shard),
         resume=options.resume,
         device=options.device,
+        new_folder=options.results is not None,
+        note=_note(options),
     )
+
+
+def _note(options: argparse.Namespace) -> Optional[HostNote]:
+    return None if options.host_facts is None else load_host_note(options.host_facts)
 
 
 def _parse_shard(text: Optional[str]) -> Optional[Tuple[int, int]]:
@@ -115,6 +160,12 @@ def _parse_shard(text: Optional[str]) -> Optional[Tuple[int, int]]:
     if not position.isdigit() or not count.isdigit():
         raise BadValueError(f"--shard {text} is not I/N", next_step="for example: --shard 1/3")
     return int(position), int(count)
+
+
+def _record(options: argparse.Namespace) -> int:
+    record = record_killed(options.out.absolute(), _note(options))
+    say(f"{record.run_id}: {record.status.value}, recorded with {len(record.rows)} rows")
+    return int(ExitCode.OK)
 
 
 def _facts() -> int:

@@ -7,7 +7,14 @@ import traceback
 from pathlib import Path
 from typing import Iterator, Optional, Tuple
 
-from narrowgauge_contract.errors import ExitCode, NarrowgaugeError, UsageError
+from narrowgauge_contract.errors import (
+    DataCorruptError,
+    DataUnavailableError,
+    DiskFullError,
+    ExitCode,
+    NarrowgaugeError,
+    UsageError,
+)
 from narrowgauge_contract.outcome import ErrorInfo
 
 __all__ = [
@@ -36,24 +43,6 @@ _OUT_OF_MEMORY_TEXTS = (
     "CUDNN_STATUS_ALLOC_FAILED",
 )
 _TRACE_CHARACTERS = 8000
-
-
-class DataUnavailableError(NarrowgaugeError):
-    """A data set is not where the lab was told to look."""
-
-    exit_code = ExitCode.DATA_UNAVAILABLE
-
-
-class DataCorruptError(NarrowgaugeError):
-    """A data file is not what its declaration says."""
-
-    exit_code = ExitCode.DATA_CORRUPT
-
-
-class DiskFullError(NarrowgaugeError):
-    """There is no room for the run's files."""
-
-    exit_code = ExitCode.DISK_FULL
 
 
 class ResultsUnwritableError(NarrowgaugeError):

@@ -24,7 +24,15 @@ from narrowgauge_lab.forking import fork
 __all__ = ["FactsError", "experiment_hash", "gather", "in_child", "require_torch", "source_hash"]
 
 #: Packages whose versions change results or what can run; absent ones are left out.
-_PACKAGES = ("numpy", "torchvision", "triton", "onnx", "onnxruntime", "tensorrt")
+_PACKAGES = (
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "pytorch-quantization",
+    "tensorrt",
+    "torchvision",
+    "triton",
+)
 #: What begins the names of the variables that change speed or arithmetic.
 _ENVIRONMENT = (
     "CUBLAS_",
@@ -105,6 +113,7 @@ def gather(env: Mapping[str, str]) -> InsideFacts:
         packages=_versions(),
         environment=_environment(env),
         measurement=MEASUREMENT_VERSION,
+        pins_unresolved=tuple(env.get("NARROWGAUGE_UNRESOLVED", "").split()),
     )
 
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryFile
 from typing import Mapping, Optional, Tuple
 
 from narrowgauge_contract.codec import write_json_atomic
-from narrowgauge_contract.errors import ExitCode, UsageError
+from narrowgauge_contract.errors import DamagedRecordError, ExitCode, UsageError
 from narrowgauge_contract.events import EVENTS_FILE, EventLog, EventTail
 from narrowgauge_contract.job import (
     Job,
@@ -21,14 +21,14 @@ from narrowgauge_contract.job import (
     resolve,
     shard_rows,
 )
-from narrowgauge_contract.outcome import Outcome
-from narrowgauge_contract.record import RECORD_FILE, compose, write_record
+from narrowgauge_contract.outcome import OUTCOME_FILE, Outcome, Status, load_outcome
+from narrowgauge_contract.record import RECORD_FILE, HostNote, Record, compose, write_record
 from narrowgauge_lab import experiments
 from narrowgauge_lab.errors import ResumeRefusedError, describe
 from narrowgauge_lab.folder import hold, last_words
 from narrowgauge_lab.stopping import StopRequest
 
-__all__ = ["JOB_FILE", "Request", "run"]
+__all__ = ["JOB_FILE", "Request", "record_killed", "run"]
 
 JOB_FILE = "job.json"
 
@@ -38,8 +38,9 @@ class Request:
     """What was asked for. Either `job`, a resolved job.json that somebody else records, or
     `experiment` and how to resolve it; then this makes job.json and record.json too.
 
-    `device`: auto, cpu or cuda; `shard`: (i, n); `start`: where the search for experiments begins;
-    `env`: the process's environment.
+    `out`: the run's folder; where `new_folder`, the results folder that it is made in, as
+    <experiment>/<run-id>. `device`: auto, cpu or cuda; `shard`: (i, n); `start`: where the search
+    for experiments begins; `env`: the process's environment; `note`: what is known of the host.
     """
 
     out: Path
@@ -56,10 +57,12 @@ class Request:
     shard: Optional[Tuple[int, int]] = None
     resume: bool = False
     device: str = "auto"
+    new_folder: bool = False
+    note: Optional[HostNote] = None
 
 
 def run(request: Request) -> Outcome:
-    """Run what is asked, and give its outcome, which is in `request.out` by then.
+    """Run what is asked, and give its outcome, which is in the run's folder by then.
 
     Raises NarrowgaugeError where there was nothing to run or no row could begin, and OSError where
     the outcome itself found no room.
@@ -69,6 +72,9 @@ def run(request: Request) -> Outcome:
         folder = experiments.find_experiments(request.experiments, request.start)
         job = _decide(request, folder)
         experiments.find_run(folder, job.experiment)
+        if request.new_folder:
+            place = request.out / job.experiment / job.run_id
+            request = dataclasses.replace(request, out=place, new_folder=False)
         with hold(request.out, resume=request.resume):
             if request.job is None:
                 write_json_atomic(request.out / JOB_FILE, job)
@@ -170,5 +176,50 @@ def _record(request: Request, job: Job, outcome: Outcome) -> None:
     tail = EventTail(request.out / EVENTS_FILE)
     for _ in tail.poll():
         pass
-    record = compose(job, outcome, (), None, events_damaged=tail.damaged)
+    note = request.note
+    host = note.host_facts(outcome.exit_code, outcome.status) if note else None
+    record = compose(job, outcome, (), host, events_damaged=tail.damaged)
     last_words(request.out, lambda: write_record(path, record))
+
+
+def record_killed(out: Path, note: Optional[HostNote]) -> Record:
+    """Compose and write the record of a run of ours that was killed before it could.
+
+    Raises UsageError where `out` is no such run or has a record, BusyError while the run goes on,
+    DamagedRecordError, ResultsUnwritableError.
+    """
+    if not (out / JOB_FILE).is_file():
+        raise UsageError(
+            f"{out} holds no run that is to be recorded here",
+            why=f"it has no {JOB_FILE}",
+            next_step="--out is the run's own folder: RESULTS/EXPERIMENT/RUN-ID; "
+            "a run of the launcher is recorded by: narrowgauge attach RUN-ID",
+        )
+    job = load_job(out / JOB_FILE)
+    if (out / RECORD_FILE).exists():
+        raise UsageError(f"{job.run_id} is recorded already", why="records are never changed")
+    with hold(out, resume=True):
+        outcome = _outcome_of(out, job)
+        # Without an outcome nobody inside could say how it ended, and from outside nobody looked.
+        code, status = (
+            (outcome.exit_code, outcome.status)
+            if outcome
+            else (int(ExitCode.KILLED), Status.UNFINISHED)
+        )
+        host = note.host_facts(code, status) if note else None
+        tail = EventTail(out / EVENTS_FILE)
+        record = compose(job, outcome, list(tail.poll()), host)
+        record = dataclasses.replace(record, events_damaged=tail.damaged)
+        last_words(out, lambda: write_record(out / RECORD_FILE, record))
+        return record
+
+
+def _outcome_of(out: Path, job: Job) -> Optional[Outcome]:
+    """The outcome, unless it is damaged or of another run: the events say the same."""
+    if not (out / OUTCOME_FILE).is_file():
+        return None
+    try:
+        outcome = load_outcome(out / OUTCOME_FILE)
+    except DamagedRecordError:
+        return None
+    return outcome if outcome.run_id == job.run_id else None

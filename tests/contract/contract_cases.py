@@ -24,6 +24,7 @@ def document() -> Dict[str, Any]:
             },
             "width": {
                 "type": "int", "default": 8, "min": 1, "max": 64, "axis": "row", "help": "Width.",
+                "aliases": ["breadth", "w"],
             },
             "lr": {"type": "float", "default": 0.1, "min": 0, "axis": "row", "help": "Rate."},
             "flip": {"type": "bool", "default": False, "axis": "run", "help": "Mirror images."},

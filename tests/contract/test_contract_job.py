@@ -49,6 +49,17 @@ def test_a_list_along_rows_makes_rows_and_repeats_are_interleaved() -> None:
     assert seen == [(0, 0, 5, "fp32"), (1, 0, 5, "bf16"), (2, 1, 6, "fp32"), (3, 1, 6, "bf16")]
 
 
+def test_an_alias_is_stored_under_the_true_name() -> None:
+    assert parse_overrides(spec(), [" w =16"]) == {"width": (16,)}
+    assert _job(["w=16"]) == _job(["width=16"])
+    toy = spec()
+    assert resolve(toy, {"w": (16,)}, profile="smoke", target="cpu", seed=5, run_id="r") == resolve(
+        toy, {"width": (16,)}, profile="smoke", target="cpu", seed=5, run_id="r"
+    )
+    with pytest.raises(UsageError, match="parameter 'width' is given twice"):
+        _job(["w=16", "width=8"])
+
+
 def test_a_value_given_twice_is_measured_once() -> None:
     assert len(_job(["precision=fp32,fp32", "width=4"]).rows) == 2
 

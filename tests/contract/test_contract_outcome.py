@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
-from typing import List
+from typing import Any, Dict, List
 
 import pytest
 from contract_cases import event, metric, row_end, row_start, run_start, spec
 
 from narrowgauge_contract.codec import write_json_atomic
-from narrowgauge_contract.errors import DamagedRecordError
+from narrowgauge_contract.errors import DamagedRecordError, ExitCode, UsageError
 from narrowgauge_contract.events import Event, EventKind
 from narrowgauge_contract.job import Job, resolve
 from narrowgauge_contract.outcome import (
@@ -21,11 +22,13 @@ from narrowgauge_contract.outcome import (
     load_outcome,
 )
 from narrowgauge_contract.record import (
+    GitFacts,
     HostFacts,
     ImageFacts,
     MachineFacts,
     compose,
     disagreements,
+    load_host_note,
     load_record,
     write_record,
 )
@@ -174,6 +177,12 @@ class TestCompose:
 
         assert compose(_job(), None, events, _host()).rows == Fold().add_all(WHOLE).rows()
 
+    def test_without_a_word_from_anyone_it_was_killed(self) -> None:
+        record = compose(_job(), None, WHOLE[:3], None)
+
+        assert (record.status, record.exit_code) == (Status.UNFINISHED, ExitCode.KILLED)
+        assert record.host is None
+
     def test_a_record_is_written_once(self, tmp_path: Path) -> None:
         record = compose(_job(), None, WHOLE, _host())
         path = tmp_path / "record.json"
@@ -219,3 +228,59 @@ class TestAgreement:
             "torch: 2.13.0 / 1.8.0",
             "device: None / H200",
         ]
+
+
+class TestHostNote:
+    """What a script on the host writes down for the lab."""
+
+    def note(self) -> Dict[str, Any]:
+        machine = {
+            "kernel": "5.10.104-tegra", "machine": "aarch64", "system": "Ubuntu 20.04.5 LTS",
+            "cpu": "ARMv8", "cpu_count": 8, "memory_bytes": 32 << 30, "docker": "20.10.21",
+            "driver": None, "l4t": "# R35 (release), REVISION: 2.1", "power_mode": "MAXN 0",
+            "clocks": {"cpu_scaling_governor": "schedutil"}, "gpus": [],
+        }  # fmt: skip
+        image = {"name": "narrowgauge/jetson:local", "digest": "sha256:1", "base": "l4t-ml",
+                 "base_digest": None, "content_tag": "0123", "stand_in": False}  # fmt: skip
+        git = {"commit": "abc", "dirty": False}
+        return {"format": 1, "executor": "script", "machine": machine, "image": image, "git": git}
+
+    def test_it_becomes_the_hosts_part_of_a_record(self, tmp_path: Path) -> None:
+        (tmp_path / "host.json").write_text(json.dumps(self.note()))
+
+        facts = load_host_note(tmp_path / "host.json").host_facts(30, Status.FAILED)
+        record = compose(_job(), None, WHOLE, facts)
+
+        assert record.host == facts
+        assert (facts.executor, facts.exit_code, facts.status) == ("script", 30, Status.FAILED)
+        assert facts.machine.power_mode == "MAXN 0"
+        assert facts.git == GitFacts("abc", False)
+        assert (facts.exceptions, facts.log_tail) == ((), "")
+        assert record.hashes.image == "sha256:1"
+
+    def test_image_and_commit_may_be_unknown(self, tmp_path: Path) -> None:
+        note = {**self.note(), "image": None, "git": None}
+        (tmp_path / "host.json").write_text(json.dumps(note))
+
+        facts = load_host_note(tmp_path / "host.json").host_facts(0, Status.COMPLETE)
+
+        assert (facts.image, facts.git) == (None, None)
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ('{"format": 2}', "has format 2"),
+            ('{"format": 1, "executor"', "truncated or not JSON"),
+            ('{"format": 1, "executor": "script"}', "lacks the field 'machine'"),
+        ],
+    )
+    def test_a_damaged_one_is_named(self, tmp_path: Path, text: str, said: str) -> None:
+        (tmp_path / "host.json").write_text(text)
+
+        with pytest.raises(DamagedRecordError, match=said) as caught:
+            load_host_note(tmp_path / "host.json")
+        assert "attach" not in caught.value.next_step
+
+    def test_none_there_is_a_mistake_of_usage(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="cannot read the host's facts"):
+            load_host_note(tmp_path / "host.json")

@@ -59,6 +59,14 @@ def test_the_toy_is_read_as_it_stands() -> None:
         ("parameters/width/minimum", 3, "unknown key 'minimum'"),
         ("parameters/width/choices", ["a"], "'choices' and type"),
         ("parameters/precision/choices", [], "'choices' and type"),
+        ("parameters/width/aliases", "w", "'aliases' should be a list of names"),
+        ("parameters/width/aliases", [7], "'aliases' should be a list of names"),
+        ("parameters/width/aliases", ["lr"], "alias 'lr' already means 'lr'"),
+        ("parameters/width/aliases", ["width"], "alias 'width' already means 'width'"),
+        ("parameters/width/aliases", ["w", "w"], "alias 'w' already means 'width'"),
+        ("parameters/lr/aliases", ["w"], "alias 'w' already means 'width'"),
+        ("parameters/width/aliases", ["a=b"], "alias 'a=b' is not a name"),
+        ("parameters/width/aliases", [""], "alias '' is not a name"),
         ("parameters/width", 8, "should be a table"),
         ("parameters", [], "should be a table"),
         ("profiles/medium", {}, "a profile is one of"),
@@ -154,6 +162,28 @@ def test_an_unknown_parameter_lists_the_known() -> None:
 
     assert "did you mean 'width'?" in caught.value.next_step
     assert "precision" in caught.value.next_step
+
+
+def test_an_alias_means_its_parameter_and_is_shown() -> None:
+    toy = spec()
+
+    assert toy.parameter("w") is toy.parameter("breadth") is toy.parameter("width")
+    assert list(toy.parameters) == ["precision", "width", "lr", "flip", "note", "data"]
+    assert toy.parameter("w").declaration().startswith("width (or breadth, w): int >= 1 <= 64")
+    assert toy.parameter("lr").declaration().startswith("lr: float")
+
+
+def test_an_unknown_parameter_may_be_nearest_to_an_alias() -> None:
+    with pytest.raises(UnknownNameError, match="unknown parameter 'breath'") as caught:
+        spec().parameter("breath")
+
+    assert "did you mean 'breadth'?" in caught.value.next_step
+    assert "Known: breadth, data, " in caught.value.next_step
+
+
+def test_a_profile_names_parameters_by_their_true_names() -> None:
+    with pytest.raises(ExperimentFileError, match="unknown key 'w'"):
+        parse_spec(_with("profiles/short/w", 4))
 
 
 def test_the_folder_is_the_id(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import docker
 import pytest
-from harness import ALIAS, LABEL_RUN, ROOT, Built, Program
+from harness import ALIAS, LABEL_RUN, ROOT, Built, Compose, Program
 
 from narrowgauge.images.content import standin_name
 from narrowgauge.targets import TARGETS_FILE, load_targets
@@ -36,8 +36,8 @@ def engine() -> Iterator[docker.DockerClient]:
 @pytest.fixture(scope="session")
 def base(engine: docker.DockerClient) -> str:
     """The stand-in base; made here where `scripts/test.sh` has not made it."""
-    name = os.environ.get("NARROWGAUGE_TEST_BASE", "narrowgauge-standin:bookworm")
-    subprocess.run([ROOT / "scripts/standin.sh", "base", ROOT / ".test", name], check=True)
+    name = os.environ.get("NARROWGAUGE_TEST_BASE", "narrowgauge-standin:cpu")
+    subprocess.run([ROOT / "scripts/standin.sh", "base", "cpu", ROOT / ".test", name], check=True)
     assert engine.images.get(name)
     return name
 
@@ -46,7 +46,8 @@ def base(engine: docker.DockerClient) -> str:
 def wheels() -> Path:
     """Every wheel of the image, so that building asks no package index."""
     folder = Path(os.environ.get("NARROWGAUGE_TEST_WHEELS", ROOT / ".test/wheels"))
-    subprocess.run([ROOT / "scripts/standin.sh", "wheels", folder, sys.executable], check=True)
+    words = ["wheels", "cpu", folder, sys.executable]
+    subprocess.run([ROOT / "scripts/standin.sh", *words], check=True)
     return folder
 
 
@@ -84,7 +85,9 @@ def image(
         before = None
     program = Program(project, project / "results", environment)
     built = program.call("images", "build", "cpu", "--base", base, "--wheels", str(wheels))
-    yield Built(built.stdout.split()[0], built.stdout + built.stderr)
+    # What is there already is not built again, and so not checked again.
+    checked = program.call("images", "verify", "cpu")
+    yield Built(built.stdout.split()[0], built.stderr + checked.stdout)
     if before is None:
         engine.images.remove(ALIAS)
     else:
@@ -96,6 +99,44 @@ def image(
 def program(image: Built, project: Path, environment: Mapping[str, str], tmp_path: Path) -> Program:
     assert image.name
     return Program(project, tmp_path / "results", environment)
+
+
+@pytest.fixture
+def compose(
+    image: Built,
+    project: Path,
+    environment: Mapping[str, str],
+    tmp_path: Path,
+    own: Callable[[Path, int, int], None],
+) -> Iterator[Compose]:
+    """compose.yaml as a clone has it, in a project of its own; nothing of it stays."""
+    assert image.name
+    folder = tmp_path / "clone"
+    (folder / "results").mkdir(parents=True)
+    shutil.copy2(ROOT / "compose.yaml", folder)
+    (folder / "experiments").symlink_to(project / "experiments")
+    unset = ("NARROWGAUGE_UID", "NARROWGAUGE_GID", "NARROWGAUGE_DATA", "NARROWGAUGE_TARGET")
+    env = {name: value for name, value in environment.items() if name not in unset}
+    made = Compose(folder, f"narrowgauge-test-{os.getpid()}-{os.urandom(3).hex()}", env)
+    yield made
+    made.call("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "1")
+    left = ["docker", "volume", "ls", "--quiet", "--filter", f"name=^{made.name}_"]
+    volumes = subprocess.run(left, capture_output=True, text=True, check=True).stdout.split()
+    if volumes:  # of a uid that .env no longer names
+        subprocess.run(["docker", "volume", "rm", *volumes], capture_output=True, check=True)
+    own(folder, os.getuid(), os.getgid())
+
+
+@pytest.fixture
+def own(image: Built) -> Callable[[Path, int, int], None]:
+    """Gives a folder to a user, whoever runs the tests: in a container, as root."""
+
+    def give(folder: Path, uid: int, gid: int) -> None:
+        words = ["docker", "run", "--rm", "--user", "0:0", "--entrypoint", "chown"]
+        words += ["--volume", f"{folder}:/given", image.name, "-R", "-h", f"{uid}:{gid}", "/given"]
+        subprocess.run(words, capture_output=True, check=True)
+
+    return give
 
 
 @pytest.fixture

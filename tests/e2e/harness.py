@@ -74,6 +74,53 @@ class Program:
         return load_record(self.folder() / "record.json")
 
 
+@dataclass(frozen=True)
+class Compose:
+    """`docker compose` on a folder with compose.yaml, experiments and results, and no .env yet."""
+
+    folder: Path
+    name: str
+    env: Mapping[str, str]
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results"
+
+    def set(self, **settings: object) -> None:
+        """Write .env: uid, gid, data, target."""
+        lines = [f"NARROWGAUGE_{name.upper()}={value}\n" for name, value in settings.items()]
+        (self.folder / ".env").write_text("".join(lines), encoding="utf-8")
+
+    def call(
+        self, *words: str, expect: int = 0, more: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Any command of compose, with more in its environment; fails where it exits otherwise."""
+        where = ["--project-directory", str(self.folder), "--project-name", self.name]
+        process = subprocess.Popen(
+            ["docker", "compose", "--ansi", "never", *where, *words],
+            cwd=self.folder,
+            env={**self.env, **(more or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return _finished(process, expect)
+
+    def run(self, *words: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+        """`docker compose run`, without fetching data before."""
+        return self.call("run", "--rm", "--no-deps", *words, expect=expect)
+
+    def run_folder(self) -> Path:
+        """The folder of the one run there is."""
+        found = [path.parent for path in self.results.glob("*/*/job.json")]
+        assert len(found) == 1, found
+        return found[0]
+
+    def record(self) -> Record:
+        return load_record(self.run_folder() / "record.json")
+
+
 def _hear_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

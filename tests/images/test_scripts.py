@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 #: What a Debian without anything of ours has.
 _TOOLS = ("awk", "cat", "cksum", "date", "dirname", "env", "find", "grep", "head", "mkdir",
           "mktemp", "cp", "rm", "sed", "sh", "sleep", "sort", "tail", "id", "uname",
-          "bash")  # fmt: skip
+          "mv", "bash")  # fmt: skip
 
 
 @pytest.fixture
@@ -114,6 +114,55 @@ esac""",
     assert "MB" in first.stderr
     assert second.stderr == ""
     assert (clone / ".venv/log").read_text() == "ran\n"
+
+
+@pytest.fixture
+def installed(clone: Path, bare: Path) -> Path:
+    """A clone whose launcher is there and echoes."""
+    (clone / ".venv/bin").mkdir(parents=True)
+    add(clone / ".venv/bin", "narrowgauge", 'echo "ran $*"')
+    sums = subprocess.run(
+        ["cksum", str(clone / "pyproject.toml")], capture_output=True, text=True, check=True
+    )
+    (clone / ".venv/.narrowgauge-installed").write_text(sums.stdout)
+    return clone
+
+
+@pytest.mark.parametrize("xdg", [True, False])
+def test_run_tells_compose_who_runs_and_where_the_data_are(
+    installed: Path, bare: Path, tmp_path: Path, xdg: bool
+) -> None:
+    base = tmp_path / "xdg" if xdg else bare / ".local/share"
+    given = {"XDG_DATA_HOME": str(base) if xdg else "not/absolute"}
+
+    done = start(installed, bare, "scripts/run.sh", "mnist", **given)
+
+    assert (done.stdout, done.stderr) == ("ran run mnist\n", "")
+    data = base / "narrowgauge/data"
+    assert data.is_dir(), "Docker would make it, as root"
+    lines = (installed / ".env").read_text().splitlines()
+    assert set(lines) == {
+        f"NARROWGAUGE_UID={os.getuid()}", f"NARROWGAUGE_GID={os.getgid()}",
+        f"NARROWGAUGE_DATA={data}", "NARROWGAUGE_TARGET=cpu",
+    }  # fmt: skip
+
+
+def test_run_keeps_the_target_that_another_script_chose(installed: Path, bare: Path) -> None:
+    (installed / ".env").write_text("MINE=1\nNARROWGAUGE_TARGET=desktop\n")
+
+    start(installed, bare, "scripts/run.sh", "mnist")
+
+    lines = (installed / ".env").read_text().splitlines()
+    assert {"MINE=1", "NARROWGAUGE_TARGET=desktop", f"NARROWGAUGE_UID={os.getuid()}"} < set(lines)
+
+
+def test_run_goes_on_where_env_cannot_be_written(installed: Path, bare: Path) -> None:
+    """Only compose reads it. Here there is no place for the data."""
+    done = start(installed, bare, "scripts/run.sh", "mnist", XDG_DATA_HOME="/proc/none")
+
+    assert (done.returncode, done.stdout) == (0, "ran run mnist\n")
+    assert ".env is not written" in done.stderr
+    assert not (installed / ".env").exists()
 
 
 def test_run_that_could_not_install_is_not_taken_for_installed(clone: Path, bare: Path) -> None:

@@ -26,6 +26,7 @@ GPU = dataclasses.replace(INSIDE, accelerator="H200", torch="2.11.0+cu130")
 def test_facts_are_true_and_touch_no_device_here() -> None:
     before = torch.cuda.is_initialized()
     env = {"OMP_NUM_THREADS": "2", "HOME": "/root", "CUDA_HOME": "/usr/local/cuda"}
+    env["NARROWGAUGE_UNRESOLVED"] = "base torch"
     seen = facts.gather(env)
 
     assert torch.cuda.is_initialized() == before
@@ -35,6 +36,7 @@ def test_facts_are_true_and_touch_no_device_here() -> None:
     assert seen.environment == {"OMP_NUM_THREADS": "2"}
     assert (seen.accelerator is None) == (seen.capability is None)
     assert seen.cpu
+    assert seen.pins_unresolved == ("base", "torch")
     assert decode(InsideFacts, encode(seen)) == seen
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from narrowgauge_lab.context import RowContext
 
+from . import compiled
+
 #: The test that asked for the misbehaviour creates this file when it is ready.
 _GO = "go"
 _PATIENCE_S = 120.0
@@ -19,7 +21,10 @@ _STEP = 1 << 20
 
 def run(ctx: RowContext) -> None:
     """Do what the parameter `act` says."""
-    acts = {"report": _report, "wait": _wait, "fill": _fill, "hog": _hog, "fail": _fail}
+    acts = {
+        "report": _report, "wait": _wait, "fill": _fill, "hog": _hog, "fail": _fail,
+        "functor": compiled.functor, "extension": compiled.extension,
+    }  # fmt: skip
     ctx.metric("answer", 42.0, unit="1", source="probe")
     acts[ctx.parameters["act"]](ctx)
 

@@ -1,0 +1,25 @@
+# shellcheck shell=sh
+# Writes what docker compose reads of this checkout. Sourced by run.sh, desktop.sh and jetson.sh.
+
+# write_env ROOT TARGET DATA: who runs, with which data, on which image, in ROOT/.env.
+# Only these four lines are ours; other lines stay. Fails where it cannot be written.
+write_env() {
+    env_file=$1/.env
+    env_kept=''
+    if [ -f "$env_file" ]; then
+        env_kept=$(grep -v -E '^NARROWGAUGE_(UID|GID|DATA|TARGET)=' "$env_file") || true
+    fi
+    case $3 in
+    # What compose would take for a variable or a comment; a quote in a path cannot be told it.
+    *[\$\#\ \\]*) env_data="'$3'" ;;
+    *) env_data=$3 ;;
+    esac
+    env_text=$(
+        if [ -n "$env_kept" ]; then printf '%s\n' "$env_kept"; fi
+        printf 'NARROWGAUGE_UID=%s\nNARROWGAUGE_GID=%s\n' "$(id -u)" "$(id -g)"
+        printf 'NARROWGAUGE_DATA=%s\nNARROWGAUGE_TARGET=%s\n' "$env_data" "$2"
+    )
+    if [ -f "$env_file" ] && [ "$(cat "$env_file")" = "$env_text" ]; then return 0; fi
+    # Renamed into place, so that a compose that reads it meanwhile reads all of it.
+    (printf '%s\n' "$env_text" >"$env_file.$$") 2>/dev/null && mv "$env_file.$$" "$env_file"
+}
