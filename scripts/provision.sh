@@ -56,6 +56,7 @@ list_missing() {
     python38 >/dev/null ||
         printf 'python3.8\tuv python install 3.8, or pyenv install 3.8\n'
     command -v g++ >/dev/null || printf 'g++\tapt-get install g++\n'
+    command -v busybox >/dev/null || printf 'busybox\tapt-get install busybox\n'
     command -v git >/dev/null || printf 'git\tapt-get install git\n'
     [ -n "$docker" ] || return 0
     engine_answers ||
@@ -111,6 +112,7 @@ apt_install() {
 provide_python() { apt_install python3 python3-venv; }
 provide_g++() { apt_install g++; }
 provide_git() { apt_install git; }
+provide_busybox() { apt_install busybox; }
 provide_debootstrap() { apt_install debootstrap debian-archive-keyring; }
 provide_engine() { command -v dockerd >/dev/null || apt_install docker.io; }
 provide_compose() { plugin compose docker-compose-v2 docker-compose-plugin docker-compose; }

@@ -13,8 +13,10 @@ root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 cd "$root" || exit 1
 
 state=${NARROWGAUGE_TEST_STATE:-$root/.test}
-export NARROWGAUGE_TEST_BASE=${NARROWGAUGE_TEST_BASE:-narrowgauge-standin:bookworm}
+export NARROWGAUGE_TEST_BASE=${NARROWGAUGE_TEST_BASE:-narrowgauge-standin:cpu}
 export NARROWGAUGE_TEST_WHEELS=$state/wheels
+export NARROWGAUGE_TEST_BASE_DESKTOP=${NARROWGAUGE_TEST_BASE_DESKTOP:-narrowgauge-standin:desktop}
+export NARROWGAUGE_TEST_WHEELS_DESKTOP=$state/wheels-desktop
 logs=$state/logs reports=$state/reports stages=$state/stages.tsv
 # shellcheck source=scripts/provision.sh
 . scripts/provision.sh
@@ -74,7 +76,7 @@ lab_lane() {
     local name=$1 python=$2
     stage "$name-kernels" env PYTHONPATH=src "$python" -m narrowgauge_kernels.build &&
         stage "$name-tests" run_tests "$name" "$python" \
-            tests/contract tests/kernels tests/lab tests/experiments
+            tests/contract tests/datasets tests/kernels tests/lab tests/experiments
 }
 
 #: Compiles device code for the capabilities that newer toolkits have dropped; needs no GPU.
@@ -117,7 +119,8 @@ static_checks() {
     local bin=$state/host/bin
     "$bin/ruff" check . && "$bin/ruff" format --check . && "$bin/mypy" &&
         "$bin/vermin" --no-tips --eval-annotations --exclude tomllib -t=3.8- --violations \
-            src/narrowgauge_contract src/narrowgauge_lab src/narrowgauge_kernels experiments
+            src/narrowgauge_contract src/narrowgauge_data src/narrowgauge_lab \
+            src/narrowgauge_kernels experiments
 }
 
 host_track() {
@@ -125,12 +128,21 @@ host_track() {
     stage host-install venv host "$new_python" --editable '.[test,dev]' || return 1
     stage static static_checks || code=1
     stage host-tests run_tests host "$state/host/bin/python" \
-        tests/architecture tests/images tests/launcher || code=1
+        tests/architecture tests/datasets tests/images tests/launcher || code=1
     if [ -n "$docker" ]; then
-        { await base && stage container-tests run_tests containers "$state/host/bin/python" \
+        { await base && await wheels-desktop && stage container-tests run_tests containers "$state/host/bin/python" \
             tests/e2e; } || code=1
     fi
     return $code
+}
+
+#: What the image `desktop` is built on and of, here: Python 3.8 and the torch of that time.
+desktop_track() {
+    await base && stage base-desktop env PYTHON38="$old_python" \
+        scripts/standin.sh base desktop "$state" "$NARROWGAUGE_TEST_BASE_DESKTOP" || return 1
+    # Not before: it downloads the same torch, and pip keeps what it has downloaded.
+    await lab38-install &&
+        stage wheels-desktop scripts/standin.sh wheels desktop "$NARROWGAUGE_TEST_WHEELS_DESKTOP" "$new_python"
 }
 
 finish() {
@@ -147,10 +159,12 @@ main() {
     stage lab38-install old_environment "$old_python" &
     local jobs=($!)
     if [ -n "$docker" ]; then
-        stage base scripts/standin.sh base "$state" "$NARROWGAUGE_TEST_BASE" &
+        desktop_track &
+        jobs+=($!)
+        stage base scripts/standin.sh base cpu "$state" "$NARROWGAUGE_TEST_BASE" &
         jobs+=($!)
     fi
-    stage wheels scripts/standin.sh wheels "$state/wheels" "$new_python" || return 1
+    stage wheels scripts/standin.sh wheels cpu "$state/wheels" "$new_python" || return 1
     lab_track &
     jobs+=($!)
     host_track || failed=yes

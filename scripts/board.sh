@@ -1,0 +1,393 @@
+# shellcheck shell=sh
+# What jetson.sh and desktop.sh share: the image for this checkout, the data, the container, and what
+# the host was like. Each of them says which target it is, and how this host gives a container the
+# GPU. POSIX sh, the docker command and sha256sum; busybox's will do.
+
+: "${root:?the checkout}" "${program:?the script that sources this}"
+# shellcheck source=scripts/env.sh
+. "$root/scripts/env.sh"
+
+# As in src/narrowgauge_contract/errors.py.
+usage=2 not_applicable=3 docker_unavailable=10 docker_permission=11 build_failed=13
+container_refused=15 docker_too_old=16 data_corrupt=21 out_of_memory=31
+# What is needed of the engine came with this version.
+engine_least=20.10
+
+# Where the host's own files are; tests have their own.
+system=${NARROWGAUGE_ROOT:-}
+target='' accelerator='' image='' load='' build='' dry='' clocks='' gpus=''
+results=$root/results
+case ${XDG_DATA_HOME:-} in
+/*) data=$XDG_DATA_HOME/narrowgauge/data ;;
+*) data=$HOME/.local/share/narrowgauge/data ;;
+esac
+
+# shellcheck source=scripts/facts.sh
+. "$root/scripts/facts.sh"
+
+say() { printf '%s\n' "$*" >&2; }
+
+# fail CODE WHAT WHY NEXT: each may span lines; WHY may be empty.
+fail() {
+    printf '%s: %s\n' "$program" "$2" >&2
+    if [ -n "$3" ]; then printf '%s\n' "$3" | sed '/^$/d; 1s/^/why:  /; 2,$s/^/      /' >&2; fi
+    printf '%s\n' "$4" | sed '1s/^/next: /; 2,$s/^/      /' >&2
+    exit "$1"
+}
+
+table() { grep -v '^#' "$root/images/targets.table"; }
+
+# version_below A B: whether A is an older version than B, part by part as numbers.
+version_below() {
+    [ "$1" != "$2" ] && awk -v a="$1" -v b="$2" 'BEGIN {
+        n = split(a, x, /[^0-9]+/); m = split(b, y, /[^0-9]+/)
+        for (i = 1; i <= (n > m ? n : m); i++) {
+            if (x[i] + 0 < y[i] + 0) exit 0
+            if (x[i] + 0 > y[i] + 0) exit 1
+        }
+        exit 1
+    }'
+}
+
+# contains A,B,C WORD
+contains() { case ,$1, in *,"$2",*) return 0 ;; esac && return 1; }
+
+machine_architecture() {
+    case $(uname -m) in
+    x86_64 | amd64) echo amd64 ;;
+    aarch64 | arm64) echo arm64 ;;
+    *) uname -m ;;
+    esac
+}
+
+main() {
+    parse "$@"
+    choose_target
+    check_engine
+    check_accelerator
+    find_image
+    # Docker would make a folder that is missing as root.
+    mkdir -p "$data" "$results"
+    if ! write_env "$root" "$target" "$data"; then say "warning: $root/.env cannot be written"; fi
+    fetch_data
+    start
+}
+
+# Sets the options, `experiment`, and `words`: the rest, quoted so that `eval set --` reads it.
+parse() {
+    while [ $# -gt 0 ]; do
+        case $1 in
+        -h | --help)
+            sed -n '2,/^set -eu/{/^#/s/^# \{0,1\}//p;}' "$root/scripts/$program"
+            exit 0
+            ;;
+        --build) build=yes ;;
+        --dry-run) dry=yes ;;
+        --image | --load | --data | --results)
+            if [ $# -lt 2 ]; then fail $usage "$1 needs a value" '' "./scripts/$program --help"; fi
+            case $1 in
+            --image) image=$2 ;;
+            --load) load=$2 ;;
+            --data) data=$(absolute "$2") ;;
+            --results) results=$(absolute "$2") ;;
+            esac
+            shift
+            ;;
+        *) break ;;
+        esac
+        shift
+    done
+    experiment=mnist
+    case ${1-} in
+    '' | -*) ;;
+    *)
+        experiment=$1
+        shift
+        ;;
+    esac
+    if [ ! -f "$root/experiments/$experiment/experiment.toml" ]; then
+        fail $usage "there is no experiment '$experiment'" '' \
+            "one of: $(cd "$root/experiments" && printf '%s ' */experiment.toml | sed 's|/experiment.toml||g')"
+    fi
+    words=$(quote "$@")
+}
+
+absolute() {
+    case $1 in
+    /*) printf '%s\n' "$1" ;;
+    *) printf '%s/%s\n' "$(pwd)" "$1" ;;
+    esac
+}
+
+# quote WORD...: the words for `eval`, or for a person's shell.
+quote() {
+    for word; do
+        case $word in
+        '' | *[!A-Za-z0-9_.,:=@/+-]*)
+            printf "'%s' " "$(printf '%s' "$word" | sed "s/'/'\\\\''/g")"
+            ;;
+        *) printf '%s ' "$word" ;;
+        esac
+    done
+}
+
+# Sets engine_version, engine_runtimes, engine_default_runtime, engine_folder.
+check_engine() {
+    if ! command -v docker >/dev/null 2>&1; then
+        fail $docker_unavailable 'there is no docker command here' '' \
+            'sudo apt-get install docker.io, then log in again'
+    fi
+    said=$(docker info --format \
+        '{{.ServerVersion}}|{{range $name, $_ := .Runtimes}}{{$name}} {{end}}|{{.DefaultRuntime}}|{{.DockerRootDir}}' 2>&1) || said="failed: $said"
+    case $said in
+    failed:*ermission\ denied* | *ermission\ denied*)
+        fail $docker_permission 'the Docker engine does not let you in' "$said" \
+            "sudo usermod -aG docker $(id -un), then log in again"
+        ;;
+    failed:* | '' | \|*)
+        fail $docker_unavailable 'no Docker engine answers' "${said#failed: }" \
+            'sudo systemctl start docker'
+        ;;
+    esac
+    engine_version=$(field 1 "$said")
+    engine_runtimes=$(field 2 "$said")
+    engine_default_runtime=$(field 3 "$said")
+    engine_folder=$(field 4 "$said")
+    if version_below "$engine_version" $engine_least; then
+        fail $docker_too_old "Docker $engine_version is too old" \
+            "Docker $engine_least or newer is needed" \
+            'sudo apt-get update && sudo apt-get install docker.io'
+    fi
+}
+
+# field N TEXT: the N-th part of a line parted by `|`.
+field() { printf '%s\n' "$2" | tail -n 1 | cut -d '|' -f "$1"; }
+
+# The name of what a build would hold now; the launcher computes the same.
+content_tag() (
+    cd "$root" || exit 1
+    {
+        for file in docker/entrypoint.sh "images/$target/Dockerfile" "images/$target/verify" \
+            "docker/locks/$target.txt" "docker/locks/$target-notebook.txt"; do
+            if [ -f "$file" ]; then printf '%s\n' "$file"; fi
+        done
+        find src/narrowgauge_contract src/narrowgauge_data src/narrowgauge_kernels \
+            src/narrowgauge_lab -type d \( -name '.*' -o -name __pycache__ -o -name build \) -prune \
+            -o -type f ! -name '.*' ! -name '*.pyc' -print
+    } | LC_ALL=C sort | tr '\n' '\0' | xargs -0 sha256sum | sha256sum | cut -c 1-16
+)
+
+# Sets `image`: the one that was named or loaded, or the one of this checkout, built where it is not.
+find_image() {
+    if [ -n "$load" ]; then load_image; fi
+    if [ -n "$image" ]; then
+        docker image inspect "$image" >/dev/null 2>&1 ||
+            fail $usage "there is no image $image" '' "./scripts/$program --build $experiment builds one"
+        check_image
+        return
+    fi
+    tag=$(content_tag)
+    image=narrowgauge/$target:$tag
+    if [ -n "$build" ] || ! docker image inspect "$image" >/dev/null 2>&1; then build_image; fi
+}
+
+# An image of another target or machine would fail later, and with fewer words.
+check_image() {
+    said=$(docker image inspect --format \
+        '{{index .Config.Labels "io.narrowgauge.target"}}|{{.Architecture}}' "$image")
+    if [ "$(field 1 "$said")" != "$target" ] || [ "$(field 2 "$said")" != "$(machine_architecture)" ]; then
+        fail $not_applicable "$image is not for this host" \
+            "it is for $(field 1 "$said") on $(field 2 "$said"), this host is $target on $(machine_architecture)" \
+            "leave --image out, and the right one is built"
+    fi
+}
+
+# Checks the archive against what was written beside it, loads it, and takes the image it names.
+load_image() {
+    for file in "$load" "$load.json"; do
+        if [ ! -f "$file" ]; then
+            fail $usage "there is no $file" '' 'both files that `narrowgauge images save` wrote are needed'
+        fi
+    done
+    wanted=$(manifest sha256)
+    if [ "$(sha256sum <"$load" | cut -d ' ' -f 1)" != "$wanted" ]; then
+        fail $data_corrupt "$load is not what was saved" "expected sha256 $wanted" \
+            'copy it again, together with its .json'
+    fi
+    say "loading $load"
+    docker load --input "$load" >&2 || fail $build_failed "$load cannot be loaded" '' 'docker says why above'
+    image=$(manifest image)
+    docker tag "$image" "narrowgauge/$target:local"
+}
+
+# manifest KEY: a text of FILE.json.
+manifest() { tr ',{}' '\n\n\n' <"$load.json" | sed -n "s/^ *\"$1\": *\"\\([^\"]*\\)\".*/\\1/p"; }
+
+build_image() {
+    base=$(table | awk -F '|' -v name="$target" '$1 == name { print $10 }')
+    unresolved=$(table | awk -F '|' -v name="$target" '$1 == name { print $11 }')
+    say "building $image on $base: the first time this downloads the base, which may take an hour"
+    if [ -d "$engine_folder" ]; then
+        say "free in $engine_folder: $(df -Pk "$engine_folder" | awk 'NR == 2 { printf "%.0f GB", $4 / 1e6 }')"
+    fi
+    if [ -n "$unresolved" ]; then say "unresolved pins: $unresolved; the records say so"; fi
+    if docker buildx version >/dev/null 2>&1; then set -- buildx build --load; else set -- build; fi
+    DOCKER_BUILDKIT=1 docker "$@" --label "io.narrowgauge.content=$tag" --tag "$image" \
+        --tag "narrowgauge/$target:local" --file "$root/images/$target/Dockerfile" "$root" >&2 ||
+        fail $build_failed "the image for $target cannot be built" \
+            'docker says why above; without a network the base cannot be had' \
+            "on another machine: narrowgauge images build $target && narrowgauge images save $target --out FILE
+then here: ./scripts/$program --load FILE $experiment"
+    say 'checking the image'
+    docker run --rm --network none --read-only --cap-drop ALL --security-opt no-new-privileges \
+        --tmpfs /tmp:exec --tmpfs /cache:exec --entrypoint /opt/narrowgauge/verify "$image" >&2 ||
+        fail $build_failed "the check of $image fails" 'it says what above' "./scripts/$program --build $experiment"
+}
+
+# The data sets that the run reads: what its parameter says, else that parameter's default.
+data_sets() {
+    file=$root/experiments/$experiment/experiment.toml
+    parameter=$(toml_text "$file" data parameter)
+    toml_list "$file" data sets
+    if [ -z "$parameter" ]; then return 0; fi
+    chosen=$(toml_text "$file" "parameters.$parameter" default)
+    eval "set -- $words"
+    for word; do
+        case $word in
+        "$parameter="*) chosen=${word#*=} ;;
+        "-p$parameter="*) chosen=${word#*=} ;;
+        esac
+    done
+    printf '%s\n' "$chosen" | tr ',' '\n' | grep -v '^synthetic$' || true
+}
+
+# toml_text FILE TABLE KEY: a text between quotes, of `[TABLE]`.
+toml_text() { sed -n "/^\\[$2\\]/,/^\\[/s/^$3 *= *\"\\([^\"]*\\)\".*/\\1/p" "$1"; }
+toml_list() { sed -n "/^\\[$2\\]/,/^\\[/s/^$3 *= *\\[\\(.*\\)\\].*/\\1/p" "$1" | tr -d '" ' | tr ',' '\n'; }
+
+fetch_data() {
+    for name in $(data_sets); do
+        if [ -f "$data/$name/verified.json" ] || [ -n "$dry" ]; then continue; fi
+        say "fetching $name into $data"
+        set --
+        for variable in HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy npm_config_registry; do
+            set -- "$@" --env "$variable"
+        done
+        docker run --rm --user "$(id -u):$(id -g)" --init --read-only --cap-drop ALL \
+            --security-opt no-new-privileges --tmpfs /tmp:rw,exec,nosuid,nodev,mode=1777 \
+            --env HOME=/tmp "$@" --mount "$(bind "$data" /data)" "$image" fetch "$name" >&2 || {
+            code=$?
+            fail "$code" "$name could not be fetched" 'it says why above' \
+                "put it into $data, or try made-up data: ./scripts/$program $experiment -p data=synthetic"
+        }
+    done
+}
+
+# bind SOURCE TARGET [readonly]: one --mount. It is a line of CSV, so a comma or quote is quoted.
+bind() {
+    case $1 in
+    *[,\"]*) printf 'type=bind,"source=%s",target=%s' "$(printf '%s' "$1" | sed 's/"/""/g')" "$2" ;;
+    *) printf 'type=bind,source=%s,target=%s' "$1" "$2" ;;
+    esac
+    printf '%s\n' "${3:+,$3}"
+}
+
+# The words of the container, quoted. The same as src/narrowgauge/container.py gives a run's; a test
+# compares them.
+container_words() {
+    set -- run --name "$container" --label "io.narrowgauge.run=$container" \
+        --label "io.narrowgauge.experiment=$experiment" --label "io.narrowgauge.folder=$results" \
+        --user "$(id -u):$(id -g)"
+    for group in $(device_groups); do set -- "$@" --group-add "$group"; done
+    set -- "$@" --init
+    if [ "$(table | awk -F '|' -v name="$target" '$1 == name { print $9 }')" != false ]; then
+        set -- "$@" --read-only
+    fi
+    set -- "$@" --cap-drop ALL --security-opt no-new-privileges --network none \
+        --shm-size 1073741824 --log-driver json-file --log-opt max-size=10m --log-opt max-file=2
+    case $accelerator in
+    device-request) set -- "$@" --gpus all ;;
+    cdi) set -- "$@" --device nvidia.com/gpu=all ;;
+    nvidia-runtime) set -- "$@" --runtime nvidia ;;
+    esac
+    set -- "$@" --tmpfs /tmp:rw,exec,nosuid,nodev,mode=1777 \
+        --mount "$(bind "$facts" /host.json readonly)" --mount "$(bind "$results" /results)" \
+        --mount "$(bind "$root/experiments" /experiments readonly)" \
+        --mount "$(bind "$data" /data readonly)" --mount "type=volume,source=$cache,target=/cache" \
+        --env HOME=/cache --env LOGNAME=narrowgauge --env USER=narrowgauge
+    if [ "$accelerator" = nvidia-runtime ]; then
+        set -- "$@" --env NVIDIA_DRIVER_CAPABILITIES=compute,utility --env NVIDIA_VISIBLE_DEVICES=all
+    fi
+    quote "$@" "$image"
+}
+
+start() {
+    said=$(docker image inspect --format "$(image_template)" "$image" 2>/dev/null) || said=''
+    container=narrowgauge-$experiment-$(date -u +%Y%m%dT%H%M%SZ)-$$
+    tag=$(field 5 "$said")
+    tag=${tag:-$(field 1 "$said")}
+    cache=narrowgauge-cache-$target-$(printf '%s' "${tag##*:}" | cut -c 1-12)-$(id -u)
+    facts=$(mktemp "${TMPDIR:-/tmp}/narrowgauge-host.XXXXXX")
+    trap 'rm -f "$facts"' EXIT
+    host_facts "$said" >"$facts"
+    chmod 644 "$facts"
+    eval "set -- $(container_words) run $experiment --experiments /experiments --data /data \
+        --results /results --host-facts /host.json $words"
+    if [ -n "$dry" ]; then
+        trap - EXIT # the line mounts the file
+        printf 'docker %s\n' "$(quote "$@")"
+        return 0
+    fi
+    say "running $experiment in $image"
+    before=$(runs_there)
+    finish "$@"
+}
+
+# Runs the container to its end, whatever ends it; then takes care that there is a record.
+finish() {
+    # In the background, so that a signal to this script is heard at once.
+    docker "$@" </dev/null &
+    client=$!
+    stopped=''
+    trap 'stopped=yes; docker stop --time 30 "$container" >/dev/null 2>&1' INT TERM HUP
+    code=0
+    wait "$client" || code=$?
+    if [ -n "$stopped" ]; then
+        code=0
+        wait "$client" || code=$?
+    fi
+    trap - INT TERM HUP
+    killed=$(docker inspect --format '{{.State.OOMKilled}}' "$container" 2>/dev/null) || killed=''
+    docker rm --force "$container" >/dev/null 2>&1 || true
+    folder=$(new_folder)
+    if [ -n "$folder" ] && [ ! -f "$folder/record.json" ]; then save_record; fi
+    if [ -n "$folder" ]; then say "results: $folder"; fi
+    case $code in
+    125 | 126 | 127) fail $container_refused 'docker could not start the container' 'it says why above' \
+        './scripts/run.sh doctor tells what this host lacks, where Python is' ;;
+    esac
+    if [ "$killed" = true ]; then
+        fail $out_of_memory 'the run was killed: no memory was left' '' \
+            'fewer images at once: -p batch=16; or more swap'
+    fi
+    exit "$code"
+}
+
+# The run's folder: the lab chose its name, and it was not there before.
+new_folder() {
+    for name in $(runs_there); do
+        case " $before " in *" $name "*) ;; *) printf '%s\n' "$results/$experiment/$name" ;; esac
+    done | tail -n 1
+}
+
+runs_there() { (cd "$results/$experiment" 2>/dev/null && printf '%s ' *) || true; }
+
+# A lab that was killed wrote no record; what it measured is in its events.
+save_record() {
+    docker run --rm --user "$(id -u):$(id -g)" --read-only --cap-drop ALL --network none \
+        --security-opt no-new-privileges --tmpfs /tmp:rw,exec,nosuid,nodev,mode=1777 \
+        --tmpfs /cache:exec,mode=1777 --mount "$(bind "$results" /results)" \
+        --mount "$(bind "$facts" /host.json readonly)" "$image" \
+        record --out "/results/$experiment/$(basename "$folder")" --host-facts /host.json >&2 ||
+        say "warning: no record could be made of $folder; its events are there"
+}
