@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowgauge.errors import NarrowgaugeError, TargetsFileError, UnknownNameError
-from narrowgauge_contract.errors import nearest
+from narrowgauge.table_reader import TableReader, as_table
 from narrowgauge_contract.spec import load_toml
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Base",
     "Builder",
     "Fits",
+    "Optional",
     "Target",
     "Torch",
     "load_targets",
@@ -40,6 +41,8 @@ UNRESOLVED = "unresolved"
 
 _NAME = re.compile(r"^[a-z][a-z0-9-]*$")
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
+_SHA256 = re.compile(r"^[0-9a-f]{64}$")
+_HASHED = re.compile(r"^[a-z0-9-]+==[0-9.]+ --hash=sha256:[0-9a-f]{64}$")
 _REPOSITORY = re.compile(r"^[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)+$")
 _TAG = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")
 _CAPABILITY = re.compile(r"^[0-9]{1,2}\.[0-9]a?$")
@@ -80,13 +83,32 @@ class Base:
 
 @dataclass(frozen=True)
 class Torch:
-    """`install`: the arguments of `pip install`; empty where the base's own torch is kept.
+    """`version` is None, and the rest empty, where the base's own torch is kept.
 
-    `version` is None where the base decides it.
+    `source`: the arguments that tell pip where its wheel lies; none for the public index.
+    `sha256`: of the wheel for each architecture; None until somebody who reaches the source has
+    asked it.
     """
 
-    version: str | None
-    install: tuple[str, ...]
+    version: str | None = None
+    source: tuple[str, ...] = ()
+    sha256: tuple[str, ...] | None = None
+
+    @property
+    def public_version(self) -> str | None:
+        """Without the local part: `1.8.0` of `1.8.0+cu111`, which other builds have too."""
+        return self.version and self.version.partition("+")[0]
+
+
+@dataclass(frozen=True)
+class Optional:
+    """Packages that lie on an index of their own and that an image can do without.
+
+    `index`: a requirement, hash included, whose installation makes pip know that index.
+    """
+
+    index: str
+    packages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -108,14 +130,14 @@ class Fits:
 class Target:
     """One kind of hardware and the image for it.
 
-    `capabilities` are the compute capabilities the kernels are compiled for. `planned` says what
-    is missing where `available` is false. `accelerators` are tried in order. `packages` are what
-    the lock pins, besides torch itself.
+    `capabilities` are the compute capabilities the kernels are compiled for. `accelerators` are
+    tried in order. `packages` are what the lock pins, besides torch itself; `notebook` what the
+    notebook's image adds. `setup` are the base's own commands that complete it. With
+    `site_packages` the base's Python packages are seen.
     """
 
     name: str
     title: str
-    available: bool
     base: Base
     architectures: tuple[str, ...]
     python: str
@@ -128,13 +150,29 @@ class Target:
     packages: tuple[str, ...]
     cuda: str | None = None
     tensorrt: str | None = None
-    planned: str = ""
     download_mb: int | None = None
+    site_packages: bool = False
+    setup: tuple[str, ...] = ()
+    notebook: tuple[str, ...] = ()
+    optional: Optional | None = None
 
     @property
     def alias(self) -> str:
         """The name that compose.yaml and the scripts use for the newest build."""
         return f"narrowgauge/{self.name}:local"
+
+    @property
+    def unresolved(self) -> tuple[str, ...]:
+        """The pins that nobody has asked registry or index for yet: of `base` and `torch`.
+
+        Optional packages are not pinned by hash: their index shows none.
+        """
+        missing = {
+            "base": self.base.digest is None,
+            "torch": bool(self.torch.version) and self.torch.sha256 is None,
+            "optional": self.optional is not None,
+        }
+        return tuple(name for name, unpinned in missing.items() if unpinned)
 
 
 def load_targets(path: Path) -> dict[str, Target]:
@@ -153,7 +191,7 @@ def parse_targets(document: Mapping[str, Any], where: str = "targets.toml") -> d
         place = f"{where} [{name}]"
         if not _NAME.match(name):
             raise TargetsFileError(f"{place}: a target's name is small letters, digits and '-'")
-        targets[name] = _parse_target(name, _table(body, place), place)
+        targets[name] = _parse_target(name, as_table(body, place), place)
     if not targets:
         raise TargetsFileError(f"{where} names no target")
     return targets
@@ -166,9 +204,9 @@ def target_named(targets: Mapping[str, Target], name: str) -> Target:
     return targets[name]
 
 
-def unresolved(targets: Mapping[str, Target]) -> tuple[str, ...]:
-    """The names of the targets whose base nobody has pinned by digest yet."""
-    return tuple(name for name, target in targets.items() if target.base.digest is None)
+def unresolved(targets: Mapping[str, Target]) -> dict[str, tuple[str, ...]]:
+    """The unresolved pins of each target that has some."""
+    return {name: target.unresolved for name, target in targets.items() if target.unresolved}
 
 
 def version_tuple(text: str) -> tuple[int, ...]:
@@ -177,15 +215,14 @@ def version_tuple(text: str) -> tuple[int, ...]:
 
 
 def _parse_target(name: str, body: dict[str, Any], where: str) -> Target:
-    reader = _Reader(body, where)
+    reader = TableReader(body, where)
     target = Target(
         name=name,
         title=reader.text("title"),
-        available=reader.flag("available"),
-        base=_parse_base(_Reader(reader.table("base"), f"{where} base")),
+        base=_parse_base(TableReader(reader.table("base"), f"{where} base")),
         architectures=reader.members("architectures", _ARCHITECTURES),
         python=reader.matching("python", _VERSION),
-        torch=_parse_torch(_Reader(reader.table("torch"), f"{where} torch")),
+        torch=_parse_torch(TableReader(reader.table("torch"), f"{where} torch")),
         capabilities=reader.texts("capabilities", _CAPABILITY),
         accelerators=tuple(
             Accelerator(word)
@@ -193,19 +230,22 @@ def _parse_target(name: str, body: dict[str, Any], where: str) -> Target:
         ),
         builder=Builder(reader.member("builder", [member.value for member in Builder])),
         read_only_root=reader.flag("read_only_root"),
-        fits=_parse_fits(_Reader(reader.table("fits"), f"{where} fits")),
+        fits=_parse_fits(TableReader(reader.table("fits"), f"{where} fits")),
         packages=reader.texts("packages"),
         cuda=reader.optional("cuda", _VERSION),
         tensorrt=reader.optional("tensorrt", _VERSION),
-        planned=reader.optional("planned") or "",
         download_mb=reader.optional_count("download_mb"),
+        site_packages=reader.flag("site_packages"),
+        setup=reader.texts("setup"),
+        notebook=reader.texts("notebook"),
+        optional=_parse_optional(reader, where),
     )
     reader.finish()
     _check_target(target, where)
     return target
 
 
-def _parse_base(reader: _Reader) -> Base:
+def _parse_base(reader: TableReader) -> Base:
     digest = reader.text("digest")
     if digest != UNRESOLVED and not _DIGEST.match(digest):
         raise TargetsFileError(
@@ -221,19 +261,39 @@ def _parse_base(reader: _Reader) -> Base:
     return base
 
 
-def _parse_torch(reader: _Reader) -> Torch:
-    torch = Torch(version=reader.optional("version"), install=reader.texts("install"))
+def _parse_torch(reader: TableReader) -> Torch:
+    version = reader.optional("version")
+    if version is None:
+        reader.finish()
+        return Torch()
+    torch = Torch(version, reader.texts("source"), _parse_hashes(reader))
     reader.finish()
-    if bool(torch.version) != bool(torch.install):
-        raise TargetsFileError(
-            f"{reader.where}: 'version' and a non-empty 'install' belong together"
-        )
-    if torch.version and f"torch=={torch.version}" not in torch.install:
-        raise TargetsFileError(f"{reader.where}: 'install' lacks torch=={torch.version}")
     return torch
 
 
-def _parse_fits(reader: _Reader) -> Fits:
+def _parse_hashes(reader: TableReader) -> tuple[str, ...] | None:
+    hashes = reader.texts("sha256")
+    if hashes == (UNRESOLVED,):
+        return None
+    for sha256 in hashes:
+        if not _SHA256.match(sha256):
+            raise TargetsFileError(
+                f"{reader.where}: sha256 '{sha256}' is neither 64 hex digits nor {UNRESOLVED}",
+                next_step="narrowgauge images lock asks the index and writes it",
+            )
+    return hashes
+
+
+def _parse_optional(reader: TableReader, where: str) -> Optional | None:
+    if not reader.has("optional"):
+        return None
+    inner = TableReader(reader.table("optional"), f"{where} optional")
+    optional = Optional(inner.matching("index", _HASHED), inner.texts("packages"))
+    inner.finish()
+    return optional
+
+
+def _parse_fits(reader: TableReader) -> Fits:
     fits = Fits(
         needs_gpu=reader.flag("needs_gpu"),
         capability_least=reader.optional("capability_least", _CAPABILITY),
@@ -247,118 +307,12 @@ def _parse_fits(reader: _Reader) -> Fits:
 
 
 def _check_target(target: Target, where: str) -> None:
-    if not target.available and not target.planned:
-        raise TargetsFileError(f"{where} is not available, so 'planned' must say what is missing")
-    if target.available and target.planned:
-        raise TargetsFileError(f"{where} is available, so 'planned' has nothing to say")
     if (Accelerator.NONE in target.accelerators) == target.fits.needs_gpu:
         raise TargetsFileError(f"{where}: accelerators and fits.needs_gpu contradict each other")
     if bool(target.capabilities) != bool(target.cuda):
         raise TargetsFileError(f"{where}: 'cuda' and 'capabilities' belong together")
-
-
-class _Reader:
-    """Takes keys out of one table, checked; what is left at the end is unknown."""
-
-    def __init__(self, body: dict[str, Any], where: str) -> None:
-        self.where = where
-        self._body = body
-        self._known: list[str] = []
-
-    def table(self, key: str) -> dict[str, Any]:
-        return _table(self._take(key), f"{self.where} {key}")
-
-    def text(self, key: str) -> str:
-        value = self._take(key)
-        if not isinstance(value, str) or not value:
-            raise self._wrong(key, "a text", value)
-        return value
-
-    def flag(self, key: str) -> bool:
-        value = self._take(key)
-        if not isinstance(value, bool):
-            raise self._wrong(key, "true or false", value)
-        return value
-
-    def matching(self, key: str, pattern: re.Pattern[str]) -> str:
-        value = self.text(key)
-        if not pattern.match(value):
-            raise self._wrong(key, f"like {pattern.pattern}", value)
-        return value
-
-    def optional(self, key: str, pattern: re.Pattern[str] | None = None) -> str | None:
-        if key not in self._body:
-            self._known.append(key)
-            return None
-        return self.matching(key, pattern) if pattern else self.text(key)
-
-    def optional_count(self, key: str) -> int | None:
-        if key not in self._body:
-            self._known.append(key)
-            return None
-        value = self._take(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self._wrong(key, "a whole number above 0", value)
-        return value
-
-    def texts(self, key: str, pattern: re.Pattern[str] | None = None) -> tuple[str, ...]:
-        value = self._take(key)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self._wrong(key, "a list of texts", value)
-        for item in value:
-            if pattern and not pattern.match(item):
-                raise self._wrong(key, f"a list of texts like {pattern.pattern}", item)
-        return tuple(value)
-
-    def member(self, key: str, known: list[str]) -> str:
-        value = self.text(key)
-        if value not in known:
-            raise self._unknown_word(key, value, known)
-        return value
-
-    def members(self, key: str, known: list[str] | tuple[str, ...]) -> tuple[str, ...]:
-        words = self.texts(key)
-        for word in words:
-            if word not in known:
-                raise self._unknown_word(key, word, known)
-        if not words:
-            raise self._wrong(key, f"some of {', '.join(known)}", [])
-        return words
-
-    def finish(self) -> None:
-        """Refuse what nobody asked for."""
-        for key in self._body:
-            if key not in self._known:
-                close = nearest(key, self._known)
-                hint = f"did you mean '{close}'? " if close else ""
-                raise TargetsFileError(
-                    f"{self.where} has the unknown key '{key}'",
-                    next_step=f"{hint}Known: {', '.join(sorted(self._known))}",
-                )
-
-    def _take(self, key: str) -> Any:
-        self._known.append(key)
-        if key not in self._body:
-            close = nearest(key, self._body)
-            hint = f"is '{close}' it, misspelt?" if close else ""
-            raise TargetsFileError(f"{self.where} lacks '{key}'", next_step=hint)
-        return self._body[key]
-
-    def _wrong(self, key: str, wanted: str, value: object) -> TargetsFileError:
-        return TargetsFileError(f"{self.where}: '{key}' should be {wanted}, not {value!r}")
-
-    def _unknown_word(
-        self, key: str, word: str, known: list[str] | tuple[str, ...]
-    ) -> TargetsFileError:
-        close = nearest(word, known)
-        hint = f"did you mean '{close}'? " if close else ""
-        return TargetsFileError(
-            f"{self.where}: {key} '{word}' is not known",
-            next_step=f"{hint}Known: {', '.join(known)}",
-        )
-
-
-def _table(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TargetsFileError(f"{where} should be a table")
-    return value
+    if target.torch.version is None and not target.site_packages:
+        raise TargetsFileError(f"{where}: the base's own torch is seen only with site_packages")
+    hashes = target.torch.sha256
+    if hashes is not None and len(hashes) != len(target.architectures):
+        raise TargetsFileError(f"{where} torch: one sha256 for each architecture")

@@ -10,12 +10,11 @@ from typing import Any
 
 import docker
 import pytest
-from harness import ROOT, Built, Program, facts_in
+from harness import Built, Program, facts_in
 
 from narrowgauge.images.content import source_hash
 from narrowgauge_contract.hashing import sha256_file, tree_hash
 from narrowgauge_contract.outcome import Status
-from narrowgauge_contract.record import load_record
 
 Containers = Callable[[], list[Any]]
 
@@ -135,37 +134,3 @@ def test_a_target_without_an_image_does_not_apply(program: Program) -> None:
 
     assert done.returncode == 3, done.stderr
     assert "desktop" in done.stderr
-
-
-def test_compose_runs_the_same_image(program: Program, tmp_path: Path) -> None:
-    """compose.yaml: same flags, without the launcher; the lab composes the record itself."""
-    out = tmp_path / "out"
-    out.mkdir(mode=0o777)
-    env = {
-        **program.env,
-        "NARROWGAUGE_OUT": str(out),
-        "NARROWGAUGE_USER": f"{os.getuid()}:{os.getgid()}",
-    }
-    words = ["docker", "compose", "--project-directory", str(program.project)]
-    words += [
-        "--project-name",
-        f"narrowgauge-test-{os.getpid()}",
-        "--file",
-        str(ROOT / "compose.yaml"),
-    ]
-    try:
-        done = subprocess.run(
-            [*words, "run", "--rm", "cpu-train", "run", "probe", "--experiments", "/experiments",
-             "--profile", "smoke", "--out", "/out"],
-            env=env, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-    finally:
-        subprocess.run([*words, "down", "--volumes"], env=env, capture_output=True, check=True)
-    record = load_record(out / "record.json")
-    facts = facts_in(record)
-    assert record.host is None
-    assert facts["interfaces"] == ["lo"]
-    assert facts["writable_root"] is False
-    assert facts["capabilities"] == 0
-    assert facts["uid"] == os.getuid()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import json
 import os
 import re
 import shutil
@@ -19,11 +21,12 @@ from narrowgauge.errors import (
     DockerUnavailable,
     ExitCode,
     NarrowgaugeError,
-    NotApplicableError,
     StaleGenerated,
     ToolchainMissing,
+    UnresolvedPins,
     UsageError,
 )
+from narrowgauge.images.base import registry_size, require_emulation
 from narrowgauge.images.build import BuildRequest, build_image, ensure_image, make_context
 from narrowgauge.images.client import find_client, translate
 from narrowgauge.images.content import content_tag, image_name, source_hash, standin_name
@@ -40,10 +43,18 @@ case "$1 $2" in
 "--version ") echo "Docker version {version}, build 1" ;;
 "image inspect")
     if [ "$3" = "$(cat "$FAKE/base")" ] || [ -f "$FAKE/built" ]; then
-        echo '[{{"Id": "sha256:1", "RepoDigests": ["x@sha256:2"],
+        echo '[{{"Id": "sha256:1", "RepoDigests": ["x@sha256:2"], "Size": 1000,
+            "Architecture": "'"$(cat "$FAKE/architecture")"'",
             "Config": {{"Labels": {{"io.narrowgauge.standin": "true"}}}}}}]'
     else echo "Error: No such image: $3" >&2; exit 1; fi ;;
-"pull "*) cat "$FAKE/pull" >&2; exit 1 ;;
+"version --format") cat "$FAKE/architecture" ;;
+"info --format")
+    case $3 in *RootDir*) echo "$FAKE" ;; *) cat "$FAKE/system" ;; esac ;;
+"manifest inspect") cat "$FAKE/manifest" ;;
+"pull "*)
+    if [ -f "$FAKE/pull" ]; then cat "$FAKE/pull" >&2; exit 1; fi
+    for base; do :; done
+    echo "$base" >"$FAKE/base"; case $2 in --*) echo arm64 >"$FAKE/architecture" ;; esac ;;
 "build "*|"buildx build")
     if [ -f "$FAKE/fail" ]; then cat "$FAKE/fail"; exit 1; fi
     : >"$FAKE/built" ;;
@@ -59,6 +70,9 @@ class FakeDocker:
         self.folder = folder
         self.env = {"PATH": f"/usr/bin:/bin:{folder}", "FAKE": str(folder)}
         (folder / "base").write_text("debian:test")
+        (folder / "architecture").write_text("amd64\n")
+        (folder / "system").write_text("Debian\n")
+        (folder / "manifest").write_text("")
         (folder / "source").write_text(source_hash(ROOT))
         self.version("20.10.24", buildx=False)
 
@@ -82,7 +96,12 @@ def docker(tmp_path: Path) -> FakeDocker:
     (tmp_path / "fake").mkdir()
     fake = FakeDocker(tmp_path / "fake")
     fake.env["PATH"] = f"{fake.folder}:{bare}"
+    fake.env.update(own_cache(tmp_path))
     return fake
+
+
+def own_cache(folder: Path) -> dict[str, str]:
+    return {"XDG_CACHE_HOME": str(folder / "cache")}
 
 
 def quiet(line: str) -> None:
@@ -260,12 +279,146 @@ def test_a_stale_dockerfile_is_not_built(
     build_image(request(docker, targets, checkout), quiet)
 
 
-def test_a_target_without_an_image_says_what_is_planned(
+def test_an_unchanged_tree_builds_nothing_and_mends_its_aliases(
     docker: FakeDocker, targets: dict[str, Target]
 ) -> None:
-    with pytest.raises(NotApplicableError, match="no image for the target 'desktop'") as raised:
-        build_image(BuildRequest(ROOT, targets["desktop"], env=docker.env), quiet)
-    assert raised.value.why == targets["desktop"].planned
+    build_image(request(docker, targets), quiet)
+    before = len(docker.log())
+    said: list[str] = []
+
+    facts = build_image(request(docker, targets), said.append)
+
+    again = docker.log()[before:]
+    assert facts.stand_in
+    assert not any("|build " in line or "|run " in line for line in again)
+    assert sum("|tag " in line for line in again) == 2
+    assert any("is up to date" in line for line in said)
+
+
+def test_no_cache_builds_what_is_there(docker: FakeDocker, targets: dict[str, Target]) -> None:
+    build_image(request(docker, targets), quiet)
+
+    build_image(dataclasses.replace(request(docker, targets), no_cache=True), quiet)
+
+    assert sum("|build " in line for line in docker.log()) == 2
+
+
+def test_unresolved_pins_are_said_and_refused_when_frozen(
+    docker: FakeDocker, targets: dict[str, Target]
+) -> None:
+    said: list[str] = []
+    assert targets["cpu"].unresolved
+
+    build_image(request(docker, targets), said.append)
+    assert any(line.startswith("unresolved pins: base, torch") for line in said)
+
+    with pytest.raises(UnresolvedPins, match="base, torch") as raised:
+        build_image(dataclasses.replace(request(docker, targets), frozen=True), quiet)
+    assert raised.value.exit_code == ExitCode.UNRESOLVED_PINS
+    assert "images lock cpu" in raised.value.next_step
+
+
+def test_a_pinned_target_is_built_frozen(
+    docker: FakeDocker, targets: dict[str, Target], checkout: Path
+) -> None:
+    cpu = targets["cpu"]
+    pinned = dataclasses.replace(
+        cpu,
+        base=dataclasses.replace(cpu.base, digest="sha256:" + "ab" * 32),
+        torch=dataclasses.replace(cpu.torch, sha256=("ab" * 32, "cd" * 32)),
+    )
+    write(checkout, {Path("images/cpu/Dockerfile"): render_dockerfile(checkout, pinned)})
+
+    facts = build_image(
+        BuildRequest(checkout, pinned, base="debian:test", frozen=True, env=docker.env), quiet
+    )
+    assert facts.stand_in
+
+
+def jetson(docker: FakeDocker, targets: dict[str, Target]) -> BuildRequest:
+    return BuildRequest(ROOT, targets["jetson"], base="debian:test", env=docker.env)
+
+
+def test_another_architecture_is_built_for_by_emulation(
+    docker: FakeDocker, targets: dict[str, Target]
+) -> None:
+    """The base that is here is for this machine, so the other one is pulled."""
+    (docker.folder / "system").write_text("Docker Desktop\n")
+
+    build_image(jetson(docker, targets), quiet)
+
+    log = "\n".join(docker.log())
+    assert "|pull --platform=linux/arm64 debian:test" in log
+    assert re.search(r"\|build .*--platform linux/arm64 ", log)
+    assert re.search(r"\|run .*--platform=linux/arm64 ", log)
+
+
+def test_an_architecture_that_this_host_cannot_emulate(tmp_path: Path) -> None:
+    with pytest.raises(ToolchainMissing, match="cannot run programs for arm64") as raised:
+        require_emulation("arm64", tmp_path)
+    assert "qemu-user-static" in raised.value.next_step
+
+    (tmp_path / "proc/sys/fs/binfmt_misc").mkdir(parents=True)
+    (tmp_path / "proc/sys/fs/binfmt_misc/qemu-aarch64").touch()
+    require_emulation("arm64", tmp_path)
+
+
+def test_a_foreign_program_that_could_not_start_is_named() -> None:
+    error = translate(
+        "standard_init_linux.go:228: exec user process caused: exec format error", "x"
+    )
+
+    assert isinstance(error, ToolchainMissing)
+    assert "qemu-user-static" in error.next_step
+
+
+MANIFEST = {"layers": [{"size": 2_000_000_000}, {"size": 500_000_000}]}
+
+
+def test_what_a_pull_costs_is_said_before_it(
+    docker: FakeDocker, targets: dict[str, Target]
+) -> None:
+    (docker.folder / "manifest").write_text(json.dumps(MANIFEST))
+    said: list[str] = []
+
+    build_image(BuildRequest(ROOT, targets["cpu"], env=docker.env), said.append)
+
+    line = next(line for line in said if line.startswith("pulling"))
+    assert "2.50 GB to download, 3 min at 100 Mbit/s" in line
+    assert f"GB free in {docker.folder}" in line
+
+
+def test_a_pull_that_would_not_fit_is_not_begun(
+    docker: FakeDocker, targets: dict[str, Target]
+) -> None:
+    (docker.folder / "manifest").write_text(json.dumps({"layers": [{"size": 10**16}]}))
+
+    with pytest.raises(DiskFull, match="no room for the base"):
+        build_image(BuildRequest(ROOT, targets["cpu"], env=docker.env), quiet)
+    assert not any("|pull " in line for line in docker.log())
+
+
+def test_the_size_is_that_of_the_right_architecture(docker: FakeDocker) -> None:
+    entries = [
+        {"digest": "sha256:a", "platform": {"architecture": "amd64"}},
+        {"digest": "sha256:b", "platform": {"architecture": "arm64"}},
+    ]
+    (docker.folder / "manifest").write_text(json.dumps({"manifests": entries}))
+    client = find_client(None, docker.env)
+
+    # The fake answers the second question with the list again, which has no layers.
+    assert registry_size(client, "x/y:1", "linux/arm64") is None
+    assert "|manifest inspect x/y@sha256:b" in docker.log()[-1]
+
+
+def test_a_registry_that_says_nothing_is_said_too(
+    docker: FakeDocker, targets: dict[str, Target]
+) -> None:
+    said: list[str] = []
+
+    build_image(BuildRequest(ROOT, targets["cpu"], env=docker.env), said.append)
+
+    assert any("does not say how large" in line for line in said)
 
 
 def test_the_context_holds_what_the_dockerfile_reads_and_no_more(
@@ -276,7 +429,7 @@ def test_the_context_holds_what_the_dockerfile_reads_and_no_more(
     (wheels / "a-1-py3-none-any.whl").write_text("x")
     cpu = targets["cpu"]
 
-    with make_context(BuildRequest(ROOT, cpu, wheels=wheels)) as context:
+    with make_context(BuildRequest(ROOT, cpu, wheels=wheels, env=own_cache(tmp_path))) as context:
         dockerfile = (context / "images/cpu/Dockerfile").read_text()
         copied = re.findall(r"^COPY (?!--from)(?:--\S+ )*(.*) \S+$", dockerfile, re.MULTILINE)
         mounted = re.findall(r"source=([^,]+)", dockerfile)
@@ -304,7 +457,7 @@ def test_the_plain_context_of_compose_lets_the_same_through(targets: dict[str, T
 
 
 def test_an_empty_wheel_folder_is_a_mistake(targets: dict[str, Target], tmp_path: Path) -> None:
-    request = BuildRequest(ROOT, targets["cpu"], wheels=tmp_path)
+    request = BuildRequest(ROOT, targets["cpu"], wheels=tmp_path, env=own_cache(tmp_path))
 
     with pytest.raises(UsageError, match="holds no wheel"), make_context(request):
         pass
@@ -315,13 +468,13 @@ def test_a_missing_source_is_named(targets: dict[str, Target], checkout: Path) -
 
     with (
         pytest.raises(BuildFailed, match=r"entrypoint\.sh is missing"),
-        make_context(BuildRequest(checkout, targets["cpu"])),
+        make_context(BuildRequest(checkout, targets["cpu"], env=own_cache(checkout.parent))),
     ):
         pass
 
 
 def test_a_full_disk_while_the_context_is_copied_is_named(
-    targets: dict[str, Target], monkeypatch: pytest.MonkeyPatch
+    targets: dict[str, Target], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """copytree gathers its errors into one that has no errno."""
 
@@ -330,5 +483,6 @@ def test_a_full_disk_while_the_context_is_copied_is_named(
         raise shutil.Error([(str(source), str(destination), reason)])
 
     monkeypatch.setattr("narrowgauge.images.build.shutil.copytree", full)
-    with pytest.raises(DiskFull), make_context(BuildRequest(ROOT, targets["cpu"])):
+    request = BuildRequest(ROOT, targets["cpu"], env=own_cache(tmp_path))
+    with pytest.raises(DiskFull), make_context(request):
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from narrowgauge.targets import (
     Accelerator,
     Builder,
     Target,
+    Torch,
     load_targets,
     parse_targets,
     target_named,
@@ -26,7 +28,6 @@ ROOT = Path(__file__).parents[2]
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 GOOD: dict[str, Any] = {
     "title": "a test",
-    "available": True,
     "architectures": ["amd64"],
     "python": "3.11",
     "cuda": "13.0",
@@ -35,9 +36,12 @@ GOOD: dict[str, Any] = {
     "accelerators": ["device-request", "cdi"],
     "builder": "buildkit",
     "read_only_root": True,
+    "site_packages": False,
+    "setup": [],
     "packages": ["numpy"],
+    "notebook": ["jupyterlab"],
     "base": {"repository": "nvcr.io/nvidia/tensorrt", "tag": "25.08-py3", "digest": DIGEST},
-    "torch": {"version": "2.11.0", "install": ["torch==2.11.0"]},
+    "torch": {"version": "2.11.0", "source": [], "sha256": ["ab" * 32]},
     "fits": {"needs_gpu": True, "capability_least": "7.5", "driver_least": "580.0"},
 }
 
@@ -64,22 +68,51 @@ def test_the_five_targets_of_the_design(targets: dict[str, Target]) -> None:
     assert "9.0a" in targets["desktop-next"].capabilities
 
 
-def test_only_what_has_an_image_is_available(targets: dict[str, Target]) -> None:
+def test_every_target_has_an_image_and_a_lock(targets: dict[str, Target]) -> None:
     for target in targets.values():
         folder = ROOT / "images" / target.name
-        assert target.available == (folder / "Dockerfile").is_file()
-        assert target.available == (folder / "verify").is_file()
-        assert target.available == (ROOT / f"docker/locks/{target.name}.txt").is_file()
+        assert (folder / "Dockerfile").is_file()
+        assert os.access(folder / "verify", os.X_OK)
+        assert (ROOT / f"docker/locks/{target.name}.txt").is_file()
+        notebook = ROOT / f"docker/locks/{target.name}-notebook.txt"
+        assert notebook.is_file() == bool(target.notebook)
 
 
 def test_unresolved_digests_are_listed_never_invented(targets: dict[str, Target]) -> None:
     text = (ROOT / TARGETS_FILE).read_text(encoding="utf-8")
     digests = re.findall(r'^digest = "(.*)"', text, re.MULTILINE)
+    unpinned = [name for name, pins in unresolved(targets).items() if "base" in pins]
 
     assert len(digests) == len(targets)
-    assert digests.count("unresolved") == len(unresolved(targets))
+    assert digests.count("unresolved") == len(unpinned)
     assert all(re.fullmatch(r"unresolved|sha256:[0-9a-f]{64}", digest) for digest in digests)
-    assert len(set(digests) - {"unresolved"}) == len(targets) - len(unresolved(targets))
+    assert len(set(digests) - {"unresolved"}) == len(targets) - len(unpinned)
+
+
+def test_each_pin_that_nobody_resolved_is_named() -> None:
+    def pins(path: str, value: Any) -> tuple[str, ...]:
+        return parse_targets(changed(path, value))["test"].unresolved
+
+    index = "nvidia-pyindex==1.0.9 --hash=sha256:" + "cd" * 32
+    assert pins("title", "all pinned") == ()
+    assert pins("base.digest", "unresolved") == ("base",)
+    assert pins("torch.sha256", ["unresolved"]) == ("torch",)
+    assert pins("optional", {"index": index, "packages": ["x==1"]}) == ("optional",)
+
+
+def test_a_torch_of_the_base_has_no_hash_to_resolve() -> None:
+    document = changed("torch", {})
+    document["test"]["site_packages"] = True
+    target = parse_targets(document)["test"]
+
+    assert target.torch == Torch()
+    assert target.unresolved == ()
+
+
+def test_another_build_of_the_same_version_has_the_same_public_version() -> None:
+    assert Torch("1.8.0+cu111").public_version == "1.8.0"
+    assert Torch("2.13.0").public_version == "2.13.0"
+    assert Torch().public_version is None
 
 
 def test_no_jetson_is_given_its_gpu_by_device_request(targets: dict[str, Target]) -> None:
@@ -94,7 +127,7 @@ def test_a_good_table_parses() -> None:
     assert target.base.reference == f"nvcr.io/nvidia/tensorrt:25.08-py3@{DIGEST}"
     assert target.accelerators == (Accelerator.DEVICE_REQUEST, Accelerator.CDI)
     assert target.alias == "narrowgauge/test:local"
-    assert unresolved({"test": target}) == ()
+    assert unresolved({"test": target}) == {}
 
 
 @pytest.mark.parametrize("accelerator", list(Accelerator))
@@ -116,7 +149,7 @@ def test_every_builder(builder: Builder) -> None:
         ("titel", "x", "did you mean 'title'"),
         ("base.digset", "x", "did you mean 'digest'"),
         ("fits.driver_lest", "1", "did you mean 'driver_least'"),
-        ("torch.instal", [], "did you mean 'install'"),
+        ("torch.sourc", [], "did you mean 'source'"),
         ("accelerators", ["device-requst"], "did you mean 'device-request'"),
         ("builder", "buildkid", "did you mean 'buildkit'"),
         ("architectures", ["x86_64"], "Known: amd64, arm64"),
@@ -124,7 +157,7 @@ def test_every_builder(builder: Builder) -> None:
         ("title", None, "lacks 'title'"),
         ("base", None, "lacks 'base'"),
         ("base", "python:3", "should be a table"),
-        ("available", "yes", "true or false"),
+        ("site_packages", "yes", "true or false"),
         ("python", 3.11, "should be a text"),
         ("python", "three", "should be like"),
         ("capabilities", ["86"], "list of texts like"),
@@ -134,11 +167,13 @@ def test_every_builder(builder: Builder) -> None:
         ("base.digest", "", "should be a text"),
         ("base.repository", "Python", "should be like"),
         ("base.tag", "a b", "should be like"),
-        ("torch.version", "2.12.0", "lacks torch==2.12.0"),
-        ("torch.install", [], "belong together"),
+        ("torch.source", None, "lacks 'source'"),
+        ("torch.sha256", ["abc"], "narrowgauge images lock"),
+        ("torch.sha256", ["ab" * 32, "cd" * 32], "one sha256 for each architecture"),
+        ("torch", {}, "seen only with site_packages"),
+        ("optional", {"index": "nvidia-pyindex", "packages": []}, "should be like"),
+        ("setup", "run.sh", "a list of texts"),
         ("fits.needs_gpu", False, "contradict"),
-        ("available", False, "'planned' must say"),
-        ("planned", "later", "nothing to say"),
         ("download_mb", 0, "a whole number above 0"),
     ],
 )

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,41 @@ class BuildClient:
     def build_environment(self) -> dict[str, str]:
         return {**self.env, "DOCKER_BUILDKIT": "1"}
 
+    def run(
+        self, words: Sequence[str], timeout_s: float | None = _QUICK_S
+    ) -> subprocess.CompletedProcess[str]:
+        """`docker WORDS`, its output captured; 127 where it could not run or took too long."""
+        return _run([self.executable, *words], self.env, timeout_s)
+
+    def architecture(self) -> str:
+        """The engine's, as Docker names it: `amd64`. Raises what `translate` gives."""
+        return self._ask("version", "{{.Server.Arch}}")
+
+    def root_folder(self) -> Path | None:
+        """Where the engine keeps its images, on its own host."""
+        folder = self._ask("info", "{{.DockerRootDir}}")
+        return Path(folder) if folder else None
+
+    def is_local(self) -> bool:
+        """Whether the engine runs on this host itself, not elsewhere and not in a machine of its
+        own (Docker Desktop)."""
+        host = self.env.get("DOCKER_HOST", "")
+        if host and not host.startswith("unix://"):
+            return False
+        return self._ask("info", "{{.OperatingSystem}}") != "Docker Desktop"
+
+    def _ask(self, command: str, template: str) -> str:
+        done = self.run([command, "--format", template])
+        if done.returncode != 0:
+            raise translate(done.stderr, "the Docker engine does not answer")
+        return done.stdout.strip()
+
+    def tag(self, name: str, alias: str) -> None:
+        """Give an image another name. Raises what `translate` gives."""
+        done = self.run(["tag", name, alias])
+        if done.returncode != 0:
+            raise translate(done.stderr, f"{name} cannot be tagged {alias}")
+
     def inspect(self, name: str) -> Mapping[str, Any] | None:
         """What the engine says of an image; None where it has none of that name."""
         done = _run([self.executable, "image", "inspect", name], self.env)
@@ -66,8 +101,8 @@ class BuildClient:
         raise translate(done.stderr, f"cannot inspect the image {name}")
 
 
-def find_client(builder: Builder, env: Mapping[str, str]) -> BuildClient:
-    """The first docker on PATH that can build for `builder`.
+def find_client(builder: Builder | None, env: Mapping[str, str]) -> BuildClient:
+    """The first docker on PATH that can build for `builder`; any, where nothing is built (None).
 
     Raises DockerUnavailable (no docker at all) or ToolchainMissing (none that has BuildKit).
     """
@@ -77,6 +112,8 @@ def find_client(builder: Builder, env: Mapping[str, str]) -> BuildClient:
             return BuildClient(executable, buildx=True, env=env)
         major = _major([executable, "--version"], env)
         if builder is Builder.BUILDKIT and major is not None and major < _BUILDX_ONLY_SINCE:
+            return BuildClient(executable, buildx=False, env=env)
+        if builder is None:
             return BuildClient(executable, buildx=False, env=env)
         tried.append(f"{executable} (version {major or 'unknown'}) has no buildx")
     if not tried:
@@ -107,6 +144,12 @@ _MEANINGS: tuple[tuple[str, type[NarrowgaugeError], str], ...] = (
         r"no space left on device|disk quota exceeded",
         DiskFull,
         "docker system df shows what takes the space; docker system prune frees some",
+    ),
+    (
+        r"exec format error|exec user process caused",
+        ToolchainMissing,
+        "the image is for another machine, and this host cannot run its programs:"
+        " sudo apt-get install qemu-user-static binfmt-support",
     ),
     (
         r"buildx.*(missing|broken)|requires buildkit|is not a docker command",
@@ -159,10 +202,12 @@ def _major(words: list[str], env: Mapping[str, str]) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def _run(words: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def _run(
+    words: list[str], env: Mapping[str, str], timeout_s: float | None = _QUICK_S
+) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            words, env=dict(env), capture_output=True, text=True, timeout=_QUICK_S, check=False
+            words, env=dict(env), capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(words, 127, "", str(error))

@@ -1,32 +1,38 @@
 """What an image holds, as a name: equal inputs give the same tag, so an image is built once.
 
-The tag covers the rendered Dockerfile, the lock, the sources, the entry point, the check and the
+The tag covers the rendered Dockerfile, the locks, the sources, the entry point, the check and the
 base. `experiments/` is outside it: a checkout mounts its own over the image's.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from narrowgauge.errors import StaleGenerated
 from narrowgauge.targets import Target
-from narrowgauge_contract.hashing import tree_hash
+from narrowgauge_contract.hashing import sha256_file, tree_hash
 
 __all__ = [
+    "IN_IMAGE",
     "LABEL_BASE_DIGEST",
     "LABEL_BASE_NAME",
     "LABEL_CONTENT",
     "LABEL_SOURCE",
     "LABEL_STANDIN",
     "LABEL_TARGET",
-    "STANDIN_LOCK",
+    "LABEL_UNRESOLVED",
+    "TEMPLATES",
     "content_tag",
     "dockerfile_path",
     "image_name",
     "lock_path",
+    "notebook_lock_path",
     "source_hash",
     "standin_name",
+    "verify_path",
 ]
 
 LABEL_BASE_DIGEST = "org.opencontainers.image.base.digest"
@@ -35,12 +41,16 @@ LABEL_CONTENT = "io.narrowgauge.content"
 LABEL_SOURCE = "io.narrowgauge.source"
 LABEL_STANDIN = "io.narrowgauge.standin"
 LABEL_TARGET = "io.narrowgauge.target"
-
-#: The lock of a stand-in base, which tests build on where no registry can be reached.
-STANDIN_LOCK = Path("docker/locks/standin.txt")
+LABEL_UNRESOLVED = "io.narrowgauge.unresolved"
 
 #: The packages of ours that are copied into an image.
-_IN_IMAGE = ("narrowgauge_contract", "narrowgauge_kernels", "narrowgauge_lab")
+IN_IMAGE = ("narrowgauge_contract", "narrowgauge_data", "narrowgauge_kernels", "narrowgauge_lab")
+#: Of them, what a number depends on. How data got there does not count: it is verified by hash.
+_MEASURING = ("narrowgauge_contract", "narrowgauge_kernels", "narrowgauge_lab")
+#: What a Dockerfile is rendered from, and the check beside it.
+TEMPLATES = ("docker/Dockerfile.j2", "docker/macros.j2", "docker/verify.j2")
+_ENTRYPOINT = Path("docker/entrypoint.sh")
+_LEFT_OUT = ("__pycache__", "build")
 _TAG_DIGITS = 16
 
 
@@ -49,14 +59,24 @@ def dockerfile_path(target: Target) -> Path:
     return Path(f"images/{target.name}/Dockerfile")
 
 
-def lock_path(target: Target, *, standin: bool) -> Path:
+def verify_path(target: Target) -> Path:
+    """Where the check that an image runs on itself stands, relative to the checkout."""
+    return Path(f"images/{target.name}/verify")
+
+
+def lock_path(target: Target) -> Path:
     """Where the pinned packages of `target` stand, relative to the checkout."""
-    return STANDIN_LOCK if standin else Path(f"docker/locks/{target.name}.txt")
+    return Path(f"docker/locks/{target.name}.txt")
+
+
+def notebook_lock_path(target: Target) -> Path:
+    """Where the pinned packages of its notebook stand; no file where the base has a notebook."""
+    return Path(f"docker/locks/{target.name}-notebook.txt")
 
 
 def source_hash(root: Path) -> str:
-    """The sha256 of our source that an image holds: what the lab there says of itself."""
-    return tree_hash([root / "src" / name for name in _IN_IMAGE])
+    """The sha256 of what an image measures with: what the lab there says of itself."""
+    return tree_hash([root / "src" / name for name in _MEASURING])
 
 
 def content_tag(
@@ -64,22 +84,14 @@ def content_tag(
 ) -> str:
     """The tag of what a build of `target` would hold now.
 
-    A stand-in differs from the committed Dockerfile only by its base and its lock, so these two are
-    hashed beside it, and nothing has to be rendered to name an image.
+    It is the sha256 of what `sha256sum` prints for the sorted files, so that scripts/board.sh finds
+    the same image with that tool alone. A stand-in's differs: its base and the templates that make
+    its Dockerfile are hashed beside, and nothing has to be rendered to name an image.
     """
-    standin = standin_base is not None
-    files = (
-        dockerfile_path(target),
-        lock_path(target, standin=standin),
-        Path("docker/entrypoint.sh"),
-        Path(f"images/{target.name}/verify"),
-    )
-    digest = hashlib.sha256()
-    for relative in files:
-        digest.update(f"{relative.as_posix()}\0".encode() + _read(root / relative) + b"\0")
-    digest.update(f"base {standin_base or ''} {standin_digest}\0".encode())
-    digest.update(source_hash(root).encode())
-    return digest.hexdigest()[:_TAG_DIGITS]
+    text = _listing(root, _inputs(root, target))
+    if standin_base is not None:
+        text += f"base {standin_base} {standin_digest}\n" + _listing(root, sorted(TEMPLATES))
+    return hashlib.sha256(text.encode()).hexdigest()[:_TAG_DIGITS]
 
 
 def image_name(target: Target, tag: str) -> str:
@@ -92,9 +104,35 @@ def standin_name(root: Path, target: Target) -> str:
     return image_name(target, "standin-" + hashlib.sha256(str(root).encode()).hexdigest()[:12])
 
 
-def _read(path: Path) -> bytes:
+def _inputs(root: Path, target: Target) -> list[str]:
+    """Every file that the image holds or is made by, relative to `root`, sorted bytewise."""
+    needed = (_ENTRYPOINT, dockerfile_path(target), verify_path(target), lock_path(target))
+    files = [path.as_posix() for path in needed]
+    if (root / notebook_lock_path(target)).is_file():
+        files.append(notebook_lock_path(target).as_posix())
+    for name in IN_IMAGE:
+        files += _files_below(root, f"src/{name}")
+    return sorted(files)
+
+
+def _files_below(root: Path, folder: str) -> list[str]:
+    found = []
+    for here, folders, names in os.walk(root / folder):
+        folders[:] = [name for name in folders if name[0] != "." and name not in _LEFT_OUT]
+        relative = Path(here).relative_to(root).as_posix()
+        found += [
+            f"{relative}/{name}" for name in names if name[0] != "." and not name.endswith(".pyc")
+        ]
+    return found
+
+
+def _listing(root: Path, files: Iterable[str]) -> str:
+    return "".join(f"{_sha256(root / name)}  {name}\n" for name in files)
+
+
+def _sha256(path: Path) -> str:
     try:
-        return path.read_bytes()
+        return sha256_file(path)
     except FileNotFoundError as error:
         raise StaleGenerated(
             f"{path} is missing", next_step="narrowgauge images render makes the generated files"
