@@ -38,6 +38,19 @@ def test_the_contract_needs_the_standard_library_only() -> None:
     assert {n for n in foreign if not n.startswith("_")} <= {"narrowgauge_contract", "tomli"}
 
 
+def test_fetching_data_needs_the_standard_library_only() -> None:
+    """It runs in a container that has Python and nothing else; Pillow is asked for when needed."""
+    files = sorted((ROOT / "src" / "narrowgauge_data").glob("*.py"))
+    names = [p.stem for p in files if p.stem not in ("__init__", "__main__", "png")]
+    assert len(names) >= 8
+    loaded = _modules_after("import " + ", ".join(f"narrowgauge_data.{name}" for name in names))
+
+    foreign = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names)
+    assert {n for n in foreign if not n.startswith("_")} == {
+        "narrowgauge_contract", "narrowgauge_data"
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("heavy", ["docker", "matplotlib", "numpy", "pydantic", "rich", "scipy"])
 def test_the_command_line_imports_nothing_heavy(heavy: str) -> None:
     """`narrowgauge --help` is quick because each command imports what it needs when it runs."""
