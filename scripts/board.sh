@@ -9,7 +9,7 @@
 
 # As in src/narrowgauge_contract/errors.py.
 usage=2 not_applicable=3 docker_unavailable=10 docker_permission=11 build_failed=13
-container_refused=15 docker_too_old=16 data_corrupt=21 out_of_memory=31
+container_refused=15 docker_too_old=16 data_corrupt=21 out_of_memory=31 killed_code=32 interrupted=130
 # What is needed of the engine came with this version.
 engine_least=20.10
 
@@ -292,6 +292,8 @@ bind() {
     printf '%s\n' "${3:+,$3}"
 }
 
+read_only_root() { table | awk -F '|' -v name="$target" '$1 == name { print $9 }'; }
+
 # The words of the container, quoted. The same as src/narrowgauge/container.py gives a run's; a test
 # compares them.
 container_words() {
@@ -300,9 +302,7 @@ container_words() {
         --user "$(id -u):$(id -g)"
     for group in $(device_groups); do set -- "$@" --group-add "$group"; done
     set -- "$@" --init
-    if [ "$(table | awk -F '|' -v name="$target" '$1 == name { print $9 }')" != false ]; then
-        set -- "$@" --read-only
-    fi
+    if [ "$(read_only_root)" != false ]; then set -- "$@" --read-only; fi
     set -- "$@" --cap-drop ALL --security-opt no-new-privileges --network none \
         --shm-size 1073741824 --log-driver json-file --log-opt max-size=10m --log-opt max-file=2
     case $accelerator in
@@ -370,6 +370,8 @@ finish() {
         fail $out_of_memory 'the run was killed: no memory was left' '' \
             'fewer images at once: -p batch=16; or more swap'
     fi
+    # 128 and a signal's number is what docker gives; the lab ends interrupted by itself.
+    if [ "$code" -gt 128 ] && [ "$code" != $interrupted ]; then code=$killed_code; fi
     exit "$code"
 }
 
@@ -384,10 +386,13 @@ runs_there() { (cd "$results/$experiment" 2>/dev/null && printf '%s ' *) || true
 
 # A lab that was killed wrote no record; what it measured is in its events.
 save_record() {
+    memory=''
+    if [ "$killed" = true ]; then memory=--out-of-memory; fi
     docker run --rm --user "$(id -u):$(id -g)" --read-only --cap-drop ALL --network none \
         --security-opt no-new-privileges --tmpfs /tmp:rw,exec,nosuid,nodev,mode=1777 \
         --tmpfs /cache:exec,mode=1777 --mount "$(bind "$results" /results)" \
         --mount "$(bind "$facts" /host.json readonly)" "$image" \
-        record --out "/results/$experiment/$(basename "$folder")" --host-facts /host.json >&2 ||
+        record --out "/results/$experiment/$(basename "$folder")" --host-facts /host.json \
+        ${memory:+"$memory"} >&2 ||
         say "warning: no record could be made of $folder; its events are there"
 }

@@ -33,7 +33,19 @@ host_facts() {
     fact docker "$engine_version"
     machine_extra
     printf '    "clocks": {%s},\n    "gpus": [%s]\n  },\n' "$(all_clocks)" "$(all_gpus)"
-    printf '  "image": %s,\n  "git": %s\n}\n' "$(image_facts "$1")" "$(git_facts)"
+    printf '  "image": %s,\n  "git": %s,\n  "exceptions": [%s]\n}\n' \
+        "$(image_facts "$1")" "$(git_facts)" "$(exceptions)"
+}
+
+# What the container has beyond the house rules, in the launcher's words.
+exceptions() {
+    comma=''
+    if [ "$(read_only_root)" = false ]; then
+        json 'writable root file system: the base needs it'
+        comma=', '
+    fi
+    groups=$(device_groups | tr '\n' ' ' | sed 's/ *$//; s/ /, /g')
+    if [ -n "$groups" ]; then printf '%s%s' "$comma" "$(json "device groups $groups")"; fi
 }
 
 cpu_model() {

@@ -48,9 +48,11 @@ can_build() {
     return 1
 }
 
+can_emulate() { [ "$(uname -m)" = aarch64 ] || [ -f /proc/sys/fs/binfmt_misc/qemu-aarch64 ]; }
+
 #: Prints one line for each thing that is missing: its name, a tab, and what installs it.
 list_missing() {
-    local docker=$1
+    local docker=$1 slow=$2
     newest_python >/dev/null ||
         printf 'python\tapt-get install python3 python3-venv   (3.10 or newer)\n'
     python38 >/dev/null ||
@@ -66,13 +68,15 @@ list_missing() {
     can_build || printf 'buildx\tapt-get install docker-buildx\n'
     command -v debootstrap >/dev/null || docker image inspect "$NARROWGAUGE_TEST_BASE" \
         >/dev/null 2>&1 || printf 'debootstrap\tapt-get install debootstrap\n'
+    [ -n "$slow" ] || return 0
+    can_emulate || printf 'emulation\tapt-get install qemu-user-static binfmt-support\n'
 }
 
-#: require PROVISION DOCKER: returns when everything is there, else exits with the list.
+#: require PROVISION DOCKER SLOW: returns when everything is there, else exits with the list.
 require() {
-    local provision=$1 docker=$2 missing answer
+    local provision=$1 docker=$2 slow=$3 missing answer
     use_own_plugins
-    missing=$(list_missing "$docker")
+    missing=$(list_missing "$docker" "$slow")
     [ -n "$missing" ] || return 0
     if [ -z "$provision" ]; then
         show_missing "$missing"
@@ -84,7 +88,7 @@ require() {
         case $answer in [yY]*) ;; *) exit 14 ;; esac
     fi
     provide "$missing"
-    missing=$(list_missing "$docker")
+    missing=$(list_missing "$docker" "$slow")
     [ -n "$missing" ] || return 0
     show_missing "$missing"
     exit 14
@@ -117,6 +121,15 @@ provide_debootstrap() { apt_install debootstrap debian-archive-keyring; }
 provide_engine() { command -v dockerd >/dev/null || apt_install docker.io; }
 provide_compose() { plugin compose docker-compose-v2 docker-compose-plugin docker-compose; }
 provide_buildx() { plugin buildx docker-buildx docker-buildx-plugin docker-buildx; }
+
+#: A machine without systemd mounts and enables nothing by itself.
+provide_emulation() {
+    apt_install qemu-user-static binfmt-support || return 1
+    if [ ! -e /proc/sys/fs/binfmt_misc/register ]; then
+        as_root mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc || return 1
+    fi
+    can_emulate || as_root update-binfmts --enable qemu-aarch64
+}
 
 provide_python3.8() {
     "$(newest_python)" -m venv "$state/uv" && "$state/uv/bin/pip" install --quiet uv &&

@@ -4,7 +4,7 @@
 #   scripts/standin.sh wheels TARGET DIR PYTHON   every wheel of its lock, and torch, in DIR
 # cpu: Debian 12 with its Python 3.11. desktop: the same with Python 3.8 before it (PYTHON38 names
 # one of this host). jetson: Debian 11 for arm64 with torch 1.8.0, by emulation; takes minutes.
-# What is there already is kept. `base` needs root for debootstrap.
+# What is there already is kept. `base` needs root for debootstrap, and for jetson a PYTHON with pip.
 set -euo pipefail
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -88,7 +88,7 @@ base_jetson() {
     system "$1" bullseye arm64
     mkdir -p "$context/wheels"
     # shellcheck disable=SC2086 # one word per package
-    python3 -m pip download --quiet --disable-pip-version-check --dest "$context/wheels" --no-deps \
+    "${PYTHON:-python3}" -m pip download --quiet --disable-pip-version-check --dest "$context/wheels" --no-deps \
         --only-binary=:all: --python-version 3.9 --implementation cp \
         --platform manylinux2014_aarch64 --platform manylinux_2_17_aarch64 --platform any \
         $jetson_packages

@@ -21,12 +21,12 @@ logs=$state/logs reports=$state/reports stages=$state/stages.tsv
 # shellcheck source=scripts/provision.sh
 . scripts/provision.sh
 
-provision=${CI:+yes} docker=yes marks='not slow and not gpu' words=()
+provision=${CI:+yes} docker=yes slow='' marks='not slow and not gpu' words=()
 for word in "$@"; do
     case $word in
     --provision) provision=yes ;;
     --no-docker) docker= ;;
-    --slow) marks='not gpu' ;;
+    --slow) slow=yes marks='not gpu' ;;
     -h | --help) sed -n '2,6p' "$0" && exit 0 ;;
     *) words+=("$word") ;;
     esac
@@ -177,7 +177,7 @@ rm -f "$logs"/* "$reports"/* "$stages"
 trap 'finish 130' INT TERM
 trap 'finish $?' EXIT
 begin=$SECONDS
-require "$provision" "$docker"
+require "$provision" "$docker" "$slow"
 new_python=$(newest_python)
 old_python=$(python38)
 

@@ -142,10 +142,25 @@ class HostNote:
     machine: MachineFacts
     image: Optional[ImageFacts] = None
     git: Optional[GitFacts] = None
+    exceptions: Tuple[str, ...] = ()
 
-    def host_facts(self, exit_code: int, status: Status) -> HostFacts:
-        """The host's part of a record, once it is known how the run ended."""
-        return HostFacts(self.executor, self.machine, exit_code, status, self.image, self.git)
+    def host_facts(
+        self, exit_code: int, status: Status, error: Optional[ErrorInfo] = None
+    ) -> HostFacts:
+        """The host's part of a record, once it is known how the run ended.
+
+        `error`: what the host saw of that end, and the lab could not.
+        """
+        return HostFacts(
+            self.executor,
+            self.machine,
+            exit_code,
+            status,
+            self.image,
+            self.git,
+            exceptions=self.exceptions,
+            error=error,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -85,6 +85,7 @@ def _add_record(command: argparse.ArgumentParser) -> None:
         "--out", type=Path, required=True, metavar="DIR", help="the run's folder, with its job.json"
     )
     add("--host-facts", type=Path, metavar="FILE", help="what a script wrote of its host, as JSON")
+    add("--out-of-memory", action="store_true", help="the host saw that it was killed for memory")
 
 
 def _add_run(command: argparse.ArgumentParser) -> None:
@@ -163,7 +164,9 @@ def _parse_shard(text: Optional[str]) -> Optional[Tuple[int, int]]:
 
 
 def _record(options: argparse.Namespace) -> int:
-    record = record_killed(options.out.absolute(), _note(options))
+    record = record_killed(
+        options.out.absolute(), _note(options), out_of_memory=options.out_of_memory
+    )
     say(f"{record.run_id}: {record.status.value}, recorded with {len(record.rows)} rows")
     return int(ExitCode.OK)
 

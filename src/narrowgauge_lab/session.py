@@ -21,7 +21,7 @@ from narrowgauge_contract.job import (
     resolve,
     shard_rows,
 )
-from narrowgauge_contract.outcome import OUTCOME_FILE, Outcome, Status, load_outcome
+from narrowgauge_contract.outcome import OUTCOME_FILE, ErrorInfo, Outcome, Status, load_outcome
 from narrowgauge_contract.record import RECORD_FILE, HostNote, Record, compose, write_record
 from narrowgauge_lab import experiments
 from narrowgauge_lab.errors import ResumeRefusedError, describe
@@ -100,6 +100,7 @@ def _run_held(request: Request, job: Job, folder: Path, stop: StopRequest) -> Ou
             hashes = (facts.source_hash(), facts.experiment_hash(folder / job.experiment))
             device = choose_device(request.device, inside)
             supervisor.begin(as_used(inside, device), *hashes)
+            _set_record_aside(request)
             require_applicable(job.experiment_spec(), inside, request.device)
             check_data(job.data_sets, request.data)
             supervisor.run_rows(device)
@@ -168,11 +169,7 @@ def _record(request: Request, job: Job, outcome: Outcome) -> None:
     if request.job is not None:
         return
     path = request.out / RECORD_FILE
-    if path.exists():
-        number = 1
-        while (request.out / f"record.{number}.json").exists():
-            number += 1
-        os.replace(path, request.out / f"record.{number}.json")
+    _set_record_aside(request)
     tail = EventTail(request.out / EVENTS_FILE)
     for _ in tail.poll():
         pass
@@ -182,8 +179,21 @@ def _record(request: Request, job: Job, outcome: Outcome) -> None:
     last_words(request.out, lambda: write_record(path, record))
 
 
-def record_killed(out: Path, note: Optional[HostNote]) -> Record:
+def _set_record_aside(request: Request) -> None:
+    """A resumed run's record tells of what was before; beside new rows it would mislead."""
+    path = request.out / RECORD_FILE
+    if request.job is not None or not path.exists():
+        return
+    number = 1
+    while (request.out / f"record.{number}.json").exists():
+        number += 1
+    os.replace(path, request.out / f"record.{number}.json")
+
+
+def record_killed(out: Path, note: Optional[HostNote], *, out_of_memory: bool = False) -> Record:
     """Compose and write the record of a run of ours that was killed before it could.
+
+    `out_of_memory`: the host saw that it was killed for memory.
 
     Raises UsageError where `out` is no such run or has a record, BusyError while the run goes on,
     DamagedRecordError, ResultsUnwritableError.
@@ -201,12 +211,20 @@ def record_killed(out: Path, note: Optional[HostNote]) -> Record:
     with hold(out, resume=True):
         outcome = _outcome_of(out, job)
         # Without an outcome nobody inside could say how it ended, and from outside nobody looked.
-        code, status = (
-            (outcome.exit_code, outcome.status)
-            if outcome
-            else (int(ExitCode.KILLED), Status.UNFINISHED)
-        )
-        host = note.host_facts(code, status) if note else None
+        error = None
+        if outcome is not None:
+            code, status = outcome.exit_code, outcome.status
+        elif out_of_memory:
+            code, status = int(ExitCode.OUT_OF_MEMORY), Status.UNFINISHED
+            error = ErrorInfo(
+                "out-of-memory",
+                "the container ran out of memory",
+                "killed by the kernel's OOM killer",
+                "use less: a smaller batch or fewer rows at once; or give the host more memory",
+            )
+        else:
+            code, status = int(ExitCode.KILLED), Status.UNFINISHED
+        host = note.host_facts(code, status, error) if note else None
         tail = EventTail(out / EVENTS_FILE)
         record = compose(job, outcome, list(tail.poll()), host)
         record = dataclasses.replace(record, events_damaged=tail.damaged)

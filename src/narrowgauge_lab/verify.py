@@ -14,6 +14,7 @@ import json
 import os
 import pkgutil
 import platform
+import re
 import sys
 from pathlib import Path
 from typing import Callable, Iterator, List, Optional, Tuple
@@ -28,6 +29,11 @@ _PACKAGES = (
     "narrowgauge_kernels",
     "narrowgauge_lab",
 )
+
+
+#: Libraries that the NVIDIA runtime mounts from the host; a build has none of them, nor has a PC
+#: that builds for a board.
+_DRIVER_LIBRARY = re.compile(r"lib(?:cuda|cudla|nvcudla|nvdla_compiler|nvrm\w*|nvos)\.so[.\d]*")
 
 
 class VerifyError(NarrowgaugeError):
@@ -96,8 +102,10 @@ def _check_python(expected: Expected, say: Callable[[str], None]) -> None:
 def _judge(
     what: str, found: str, wanted: Optional[str], standin: bool, say: Callable[[str], None]
 ) -> None:
-    """`wanted` is the version, or the beginning of it up to a dot."""
-    right = wanted is None or found == wanted or found.startswith(f"{wanted}.")
+    """`wanted` is the version, or the beginning of it up to a dot; a local part (`+cu130`, `+cpu`)
+    is compared where it has one."""
+    compared = found if wanted is None or "+" in wanted else found.partition("+")[0]
+    right = wanted is None or compared == wanted or compared.startswith(f"{wanted}.")
     if right:
         say(f"{what} {found}")
     elif standin:
@@ -148,9 +156,13 @@ def _check_tensorrt(expected: Expected, say: Callable[[str], None]) -> None:
     try:
         tensorrt = importlib.import_module("tensorrt")
     except (ImportError, OSError) as error:
-        if not expected.standin:
+        of_the_driver = _DRIVER_LIBRARY.search(str(error))
+        if of_the_driver:
+            say(f"tensorrt not judged: {of_the_driver[0]} is the host driver's, and not here")
+        elif expected.standin:
+            say("tensorrt not judged: the base is a stand-in and has none")
+        else:
             raise VerifyError("tensorrt cannot be imported", why=str(error)) from error
-        say("tensorrt not judged: the base is a stand-in and has none")
         return
     _judge("tensorrt", str(tensorrt.__version__), expected.tensorrt, expected.standin, say)
 

@@ -230,13 +230,14 @@ class TestFetch:
         data.mkdir()
         own(data, UID, GID)
         compose.set(uid=UID, gid=GID, data=data)
+        (compose.results / "of-others").touch()
         script = "touch /data/x && ls /results && ls /sys/class/net"
 
         done = compose.run("--entrypoint", "sh", "data-fetch", "-c", script)
 
         assert owners(data) == {(UID, GID)}
         assert "eth0" in done.stdout.split()
-        assert "README.md" not in done.stdout
+        assert "of-others" not in done.stdout
         own(data, os.getuid(), os.getgid())
 
     def test_a_folder_it_may_not_write_is_refused_unless_it_need_not(

@@ -54,7 +54,8 @@ def build(target: str, program: Program) -> Built:
     """The image of `target`, built by the program on its stand-in."""
     made = standin(target)
     script = ROOT / "scripts/standin.sh"
-    subprocess.run([script, "base", target, ROOT / ".test", made.base], check=True)
+    env = {**os.environ, "PYTHON": sys.executable}
+    subprocess.run([script, "base", target, ROOT / ".test", made.base], check=True, env=env)
     subprocess.run([script, "wheels", target, made.wheels, sys.executable], check=True)
     words = ("images", "build", target, "--base", made.base, "--wheels", str(made.wheels))
     built = program.call(*words)

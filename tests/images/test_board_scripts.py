@@ -278,6 +278,8 @@ def test_the_groups_of_a_jetsons_device_files_are_given(board: Board) -> None:
 
     (words,) = board.runs()
     assert words[words.index("--group-add") + 1] == "44"
+    note = json.loads((board.fake / "host.json").read_text(encoding="utf-8"))
+    assert note["exceptions"] == ["device groups 44"]
 
 
 def test_what_the_host_is_goes_into_a_file_that_the_lab_can_read(board: Board) -> None:
@@ -449,8 +451,18 @@ def test_a_run_that_was_killed_for_memory_is_recorded_and_said(board: Board) -> 
     assert done.returncode == ExitCode.OUT_OF_MEMORY
     saved = board.runs()[-1]
     assert saved[saved.index("record") :] == [
-        *("record", "--out", "/results/mnist/1", "--host-facts", "/host.json")
+        *("record", "--out", "/results/mnist/1", "--host-facts", "/host.json", "--out-of-memory")
     ]
+
+
+def test_a_run_that_was_killed_otherwise_is_recorded_as_such(board: Board) -> None:
+    board.answer("code", "137\n")
+    board.answer("no-record")
+
+    done = board.run("jetson.sh")
+
+    assert done.returncode == ExitCode.KILLED
+    assert board.runs()[-1][-1] == "/host.json"
 
 
 def test_a_container_that_docker_does_not_start(board: Board) -> None:

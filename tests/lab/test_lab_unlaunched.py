@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import List
 
@@ -228,3 +229,50 @@ def test_a_folder_without_a_run_has_nothing_to_record(
     assert cli.main(["record", "--out", str(tmp_path / "none")]) == 2
     assert "narrowgauge attach" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("quick_facts")
+def test_a_run_that_was_killed_for_memory_says_so(tmp_path: Path, toy: List[str]) -> None:
+    out = tmp_path / "out"
+    note = tmp_path / "host.json"
+    body = {"format": 1, "executor": "script", "machine": MACHINE, "exceptions": ["groups 44"]}
+    note.write_text(json.dumps(body))
+    assert cli.main([*toy, "--out", str(out)]) == 0
+    for name in (RECORD_FILE, OUTCOME_FILE):
+        (out / name).unlink()
+
+    words = ["record", "--out", str(out), "--host-facts", str(note), "--out-of-memory"]
+    assert cli.main(words) == 0
+
+    found = load_record(out / RECORD_FILE)
+    assert (found.status, found.exit_code) == (Status.UNFINISHED, 31)
+    assert found.host is not None
+    assert found.host.error is not None
+    assert "out of memory" in found.host.error.what
+    assert found.host.exceptions == ("groups 44",)
+
+
+def test_a_resumed_run_that_is_killed_is_recorded_anew(tmp_path: Path, toy: List[str]) -> None:
+    """The record of the first attempt is kept, under another name."""
+    toy_path = tmp_path / "experiments"
+    write_toy(toy_path, METRIC + 'ctx.log("ready")\ntime.sleep(60)')
+    out = tmp_path / "out"
+    first = start_lab(*toy, "--out", str(out))
+    wait_for(out, EventKind.LOG)
+    first.terminate()
+    first.communicate(timeout=30)
+    assert load_record(out / RECORD_FILE).status is Status.INTERRUPTED
+    begun = (out / EVENTS_FILE).stat().st_size
+
+    second = start_lab(*toy, "--out", str(out), "--resume")
+    deadline = time.monotonic() + 30
+    while (out / RECORD_FILE).exists() or (out / EVENTS_FILE).stat().st_size <= begun:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    second.kill()
+    second.communicate(timeout=30)
+    while cli.main(["record", "--out", str(out)]) == 25:
+        pass
+
+    assert load_record(out / RECORD_FILE).status is Status.UNFINISHED
+    assert load_record(out / "record.1.json").status is Status.INTERRUPTED

@@ -104,6 +104,41 @@ def test_tensorrt_must_be_there_and_of_its_version(monkeypatch: pytest.MonkeyPat
     assert "tensorrt not judged: the base is a stand-in and has none" in lines
 
 
+class _NeedsDriver:
+    """Finds tensorrt, which then lacks a library."""
+
+    def __init__(self, library: str) -> None:
+        self.library = library
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "tensorrt":
+            raise ImportError(f"{self.library}: cannot open shared object file: No such file")
+
+
+def test_a_library_of_the_hosts_driver_cannot_be_judged_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    expected = dataclasses.replace(HERE, tensorrt="8.5.2")
+
+    monkeypatch.setattr(sys, "meta_path", [_NeedsDriver("libnvdla_compiler.so")])
+    lines = said(expected)
+    assert any("tensorrt not judged: libnvdla_compiler.so is the host" in line for line in lines)
+
+    monkeypatch.setattr(sys, "meta_path", [_NeedsDriver("libnvinfer.so.8")])
+    with pytest.raises(VerifyError, match="tensorrt cannot be imported"):
+        said(expected)
+
+
+def test_a_local_part_counts_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NARROWGAUGE_KERNELS", str(library_directory()))
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    assert "torch 2.11.0+cu130" in said(dataclasses.replace(HERE, torch="2.11.0"))
+    for wrong in ("2.11.0+cu126", "2.1", "2.11.1"):
+        with pytest.raises(VerifyError, match="torch is"):
+            said(dataclasses.replace(HERE, torch=wrong))
+
+
 def test_a_module_from_elsewhere_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
