@@ -9,7 +9,7 @@
 
 # As in src/narrowgauge_contract/errors.py.
 usage=2 not_applicable=3 docker_unavailable=10 docker_permission=11 build_failed=13
-container_refused=15 docker_too_old=16 data_corrupt=21 out_of_memory=31 killed_code=32 interrupted=130
+container_refused=15 docker_too_old=16 data_corrupt=21 results_unwritable=23 out_of_memory=31 killed_code=32 interrupted=130
 # What is needed of the engine came with this version.
 engine_least=20.10
 
@@ -65,12 +65,23 @@ main() {
     choose_target
     check_engine
     check_accelerator
+    if [ -z "$dry" ]; then prepare_folders; fi
     find_image
-    # Docker would make a folder that is missing as root.
-    mkdir -p "$data" "$results"
-    if ! write_env "$root" "$target" "$data"; then say "warning: $root/.env cannot be written"; fi
-    fetch_data
+    if [ -z "$dry" ]; then fetch_data; fi
     start
+}
+
+# Docker would make a folder that is missing as root, and a build is long.
+prepare_folders() {
+    for folder in "$results" "$data"; do
+        probe=$folder/.narrowgauge-$$
+        if ! said=$( (mkdir -p "$folder" && : >"$probe") 2>&1); then
+            fail $results_unwritable "cannot write to $folder" "$said" \
+                'make it writable for your user, or name another: --results DIR, --data DIR'
+        fi
+        rm -f "$probe"
+    done
+    if ! write_env "$root" "$target" "$data"; then say "warning: $root/.env cannot be written"; fi
 }
 
 # Sets the options, `experiment`, and `words`: the rest, quoted so that `eval set --` reads it.
@@ -97,6 +108,9 @@ parse() {
         esac
         shift
     done
+    if [ -n "$build" ] && [ -n "$image$load" ]; then
+        fail $usage '--build goes with neither --image nor --load' '' "./scripts/$program --help"
+    fi
     experiment=mnist
     case ${1-} in
     '' | -*) ;;
@@ -139,12 +153,14 @@ check_engine() {
     fi
     said=$(docker info --format \
         '{{.ServerVersion}}|{{range $name, $_ := .Runtimes}}{{$name}} {{end}}|{{.DefaultRuntime}}|{{.DockerRootDir}}' 2>&1) || said="failed: $said"
+    # A warning may stand before the answer, and an old client succeeds without one.
+    case $(field 1 "$said") in '') said="failed: $said" ;; esac
     case $said in
-    failed:*ermission\ denied* | *ermission\ denied*)
+    failed:*ermission\ denied*)
         fail $docker_permission 'the Docker engine does not let you in' "$said" \
             "sudo usermod -aG docker $(id -un), then log in again"
         ;;
-    failed:* | '' | \|*)
+    failed:*)
         fail $docker_unavailable 'no Docker engine answers' "${said#failed: }" \
             'sudo systemctl start docker'
         ;;
@@ -188,6 +204,7 @@ find_image() {
     fi
     tag=$(content_tag)
     image=narrowgauge/$target:$tag
+    if [ -n "$dry" ]; then return 0; fi
     if [ -n "$build" ] || ! docker image inspect "$image" >/dev/null 2>&1; then build_image; fi
 }
 
@@ -217,6 +234,7 @@ load_image() {
     say "loading $load"
     docker load --input "$load" >&2 || fail $build_failed "$load cannot be loaded" '' 'docker says why above'
     image=$(manifest image)
+    check_image
     docker tag "$image" "narrowgauge/$target:local"
 }
 
@@ -232,16 +250,22 @@ build_image() {
     fi
     if [ -n "$unresolved" ]; then say "unresolved pins: $unresolved; the records say so"; fi
     if docker buildx version >/dev/null 2>&1; then set -- buildx build --load; else set -- build; fi
-    DOCKER_BUILDKIT=1 docker "$@" --label "io.narrowgauge.content=$tag" --tag "$image" \
-        --tag "narrowgauge/$target:local" --file "$root/images/$target/Dockerfile" "$root" >&2 ||
+    # Its own name only once it is checked: what has that name is taken without another look.
+    unchecked=$image-unchecked
+    DOCKER_BUILDKIT=1 docker "$@" --label "io.narrowgauge.content=$tag" --tag "$unchecked" \
+        --file "$root/images/$target/Dockerfile" "$root" >&2 ||
         fail $build_failed "the image for $target cannot be built" \
             'docker says why above; without a network the base cannot be had' \
             "on another machine: narrowgauge images build $target && narrowgauge images save $target --out FILE
 then here: ./scripts/$program --load FILE $experiment"
     say 'checking the image'
+    eval "set -- $(accelerator_words)"
     docker run --rm --network none --read-only --cap-drop ALL --security-opt no-new-privileges \
-        --tmpfs /tmp:exec --tmpfs /cache:exec --entrypoint /opt/narrowgauge/verify "$image" >&2 ||
+        --tmpfs /tmp:exec --tmpfs /cache:exec "$@" --entrypoint /opt/narrowgauge/verify "$unchecked" >&2 ||
         fail $build_failed "the check of $image fails" 'it says what above' "./scripts/$program --build $experiment"
+    docker tag "$unchecked" "$image"
+    docker tag "$unchecked" "narrowgauge/$target:local"
+    docker rmi "$unchecked" >/dev/null
 }
 
 # The data sets that the run reads: what its parameter says, else that parameter's default.
@@ -255,7 +279,7 @@ data_sets() {
     for word; do
         case $word in
         "$parameter="*) chosen=${word#*=} ;;
-        "-p$parameter="*) chosen=${word#*=} ;;
+        "-p$parameter="* | "--parameter=$parameter="*) chosen=${word#*"$parameter="} ;;
         esac
     done
     printf '%s\n' "$chosen" | tr ',' '\n' | grep -v '^synthetic$' || true
@@ -267,7 +291,7 @@ toml_list() { sed -n "/^\\[$2\\]/,/^\\[/s/^$3 *= *\\[\\(.*\\)\\].*/\\1/p" "$1" |
 
 fetch_data() {
     for name in $(data_sets); do
-        if [ -f "$data/$name/verified.json" ] || [ -n "$dry" ]; then continue; fi
+        if [ -f "$data/$name/verified.json" ]; then continue; fi
         say "fetching $name into $data"
         set --
         for variable in HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy npm_config_registry; do
@@ -292,6 +316,14 @@ bind() {
     printf '%s\n' "${3:+,$3}"
 }
 
+accelerator_words() {
+    case $accelerator in
+    device-request) echo '--gpus all' ;;
+    cdi) echo '--device nvidia.com/gpu=all' ;;
+    nvidia-runtime) echo '--runtime nvidia' ;;
+    esac
+}
+
 read_only_root() { table | awk -F '|' -v name="$target" '$1 == name { print $9 }'; }
 
 # The words of the container, quoted. The same as src/narrowgauge/container.py gives a run's; a test
@@ -305,11 +337,8 @@ container_words() {
     if [ "$(read_only_root)" != false ]; then set -- "$@" --read-only; fi
     set -- "$@" --cap-drop ALL --security-opt no-new-privileges --network none \
         --shm-size 1073741824 --log-driver json-file --log-opt max-size=10m --log-opt max-file=2
-    case $accelerator in
-    device-request) set -- "$@" --gpus all ;;
-    cdi) set -- "$@" --device nvidia.com/gpu=all ;;
-    nvidia-runtime) set -- "$@" --runtime nvidia ;;
-    esac
+    # shellcheck disable=SC2046 # two words
+    set -- "$@" $(accelerator_words)
     set -- "$@" --tmpfs /tmp:rw,exec,nosuid,nodev,mode=1777 \
         --mount "$(bind "$facts" /host.json readonly)" --mount "$(bind "$results" /results)" \
         --mount "$(bind "$root/experiments" /experiments readonly)" \
@@ -364,9 +393,9 @@ finish() {
     if [ -n "$folder" ]; then say "results: $folder"; fi
     case $code in
     125 | 126 | 127) fail $container_refused 'docker could not start the container' 'it says why above' \
-        './scripts/run.sh doctor tells what this host lacks, where Python is' ;;
+        'where Python 3.10 is: ./scripts/run.sh, then .venv/bin/narrowgauge doctor tells what is missing' ;;
     esac
-    if [ "$killed" = true ]; then
+    if ran_out_of_memory; then
         fail $out_of_memory 'the run was killed: no memory was left' '' \
             'fewer images at once: -p batch=16; or more swap'
     fi
@@ -382,12 +411,20 @@ new_folder() {
     done | tail -n 1
 }
 
-runs_there() { (cd "$results/$experiment" 2>/dev/null && printf '%s ' *) || true; }
+runs_there() (
+    cd "$results/$experiment" 2>/dev/null || exit 0
+    for name in *; do
+        if [ -d "$name" ]; then printf '%s ' "$name"; fi
+    done
+)
+
+# The engine says so of any process of the container; the lab outlives a row that was killed.
+ran_out_of_memory() { [ "$killed" = true ] && [ "$code" = 137 ]; }
 
 # A lab that was killed wrote no record; what it measured is in its events.
 save_record() {
     memory=''
-    if [ "$killed" = true ]; then memory=--out-of-memory; fi
+    if ran_out_of_memory; then memory=--out-of-memory; fi
     docker run --rm --user "$(id -u):$(id -g)" --read-only --cap-drop ALL --network none \
         --security-opt no-new-privileges --tmpfs /tmp:rw,exec,nosuid,nodev,mode=1777 \
         --tmpfs /cache:exec,mode=1777 --mount "$(bind "$results" /results)" \

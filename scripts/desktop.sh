@@ -64,8 +64,11 @@ choose_target() {
 $(table)
 EOF
     if [ -z "$target" ]; then
-        fail $not_applicable 'no target fits this host' "$reasons" \
-            'a newer driver may help: desktop-next takes cards from Turing to Blackwell with 580 or newer'
+        case $reasons in
+        *' needs driver '*) next='a newer driver: desktop-next takes cards from Turing to Blackwell with 580 or newer' ;;
+        *) next='for the CPU: ./scripts/run.sh, or docker compose run cpu-train' ;;
+        esac
+        fail $not_applicable 'no target fits this host' "$reasons" "$next"
     fi
     say "driver $driver, compute capability $(printf '%s' "${capabilities:-unknown}" | tr '\n' ' '): target $target"
 }
@@ -75,7 +78,7 @@ check_accelerator() {
     accelerator=''
     for way in $(printf '%s' "$accelerators" | tr ',' ' '); do
         case $way in
-        device-request) case " $engine_runtimes " in *' nvidia '*) accelerator=${accelerator:-$way} ;; esac ;;
+        device-request) if has_toolkit; then accelerator=${accelerator:-$way}; fi ;;
         cdi) if has_cdi; then accelerator=${accelerator:-$way}; fi ;;
         esac
     done
@@ -85,6 +88,12 @@ check_accelerator() {
             'install the NVIDIA Container Toolkit, then:
 sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker'
     fi
+}
+
+# --gpus needs no runtime of that name, only the hook.
+has_toolkit() {
+    case " $engine_runtimes " in *' nvidia '*) return 0 ;; esac
+    command -v nvidia-container-runtime-hook >/dev/null 2>&1
 }
 
 has_cdi() {

@@ -6,8 +6,10 @@
 write_env() {
     env_file=$1/.env
     env_kept=''
-    if [ -f "$env_file" ]; then
-        env_kept=$(grep -v -E '^NARROWGAUGE_(UID|GID|DATA|TARGET)=' "$env_file") || true
+    if [ -e "$env_file" ]; then
+        # Of a file that cannot be read nothing would be kept.
+        if [ ! -r "$env_file" ]; then return 1; fi
+        env_kept=$(sed -E '/^NARROWGAUGE_(UID|GID|DATA|TARGET)=/d' "$env_file") || return 1
     fi
     case $3 in
     # What compose would take for a variable or a comment; a quote in a path cannot be told it.
@@ -20,6 +22,6 @@ write_env() {
         printf 'NARROWGAUGE_DATA=%s\nNARROWGAUGE_TARGET=%s\n' "$env_data" "$2"
     )
     if [ -f "$env_file" ] && [ "$(cat "$env_file")" = "$env_text" ]; then return 0; fi
-    # Renamed into place, so that a compose that reads it meanwhile reads all of it.
-    (printf '%s\n' "$env_text" >"$env_file.$$") 2>/dev/null && mv "$env_file.$$" "$env_file"
+    # In place: the file may be a link, and its mode is its owner's choice.
+    (printf '%s\n' "$env_text" >"$env_file") 2>/dev/null
 }

@@ -49,9 +49,11 @@ exceptions() {
 }
 
 cpu_model() {
-    model=$(sed -n 's/^model name[[:space:]]*: //p' "$system/proc/cpuinfo" 2>/dev/null | sed -n 1p)
-    # ARM kernels give numbers only; the device tree names the board.
-    if [ -z "$model" ]; then model=$(tr -d '\000' <"$system/proc/device-tree/model" 2>/dev/null) || model=''; fi
+    # Where there is a device tree it names the board; what ARM kernels say of the CPU names none.
+    model=$(tr -d '\000' <"$system/proc/device-tree/model" 2>/dev/null) || model=''
+    if [ -z "$model" ]; then
+        model=$(sed -n 's/^model name[[:space:]]*: //p' "$system/proc/cpuinfo" 2>/dev/null | sed -n 1p)
+    fi
     printf '%s\n' "${model:-$(uname -m)}"
 }
 

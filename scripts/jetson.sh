@@ -42,7 +42,7 @@ EOF
         fail $not_applicable "L4T $l4t fits no target" "$(releases)" \
             'flash JetPack 5.1 (Xavier, Orin) or JetPack 6 (Orin)'
     fi
-    accelerator=nvidia-runtime
+    accelerators=nvidia-runtime
     say "Jetson with L4T $l4t: target $target"
 }
 
@@ -58,6 +58,7 @@ sudo nvidia-ctk runtime configure --runtime=docker --set-as-default
 sudo systemctl restart docker'
         ;;
     esac
+    accelerator=$accelerators
     if [ "$engine_default_runtime" != nvidia ]; then
         say "warning: the default runtime is $engine_default_runtime, not nvidia; this run asks for it by"
         say '  name, other tools and builds do not. In /etc/docker/daemon.json: "default-runtime": "nvidia"'
@@ -78,8 +79,30 @@ machine_extra() {
     power=$(nvpmodel -q 2>/dev/null | tr '\n' ' ' | sed 's/ *$//') || power=''
     fact l4t "$(sed -n 1p "$system/etc/nv_tegra_release")"
     fact_or_null power_mode "$power"
-    # What jetson_clocks shows, a line each: CPU, GPU and memory, now and at most.
-    clocks=$(jetson_clocks --show 2>/dev/null | sed -n 's/^\([A-Za-z0-9_ ]*\)[:] *\(.*\)$/\1|\2/p') || clocks=''
+    clocks=$(memory_clock && gpu_clocks && jetson_clocks_say)
+}
+
+# GPU MinFreq=…, EMC MinFreq=… and cpu0: …, a line each; needs root, and tells others so.
+jetson_clocks_say() {
+    shown=$(jetson_clocks --show 2>/dev/null) || return 0
+    printf '%s\n' "$shown" |
+        sed -n 's/^\(GPU\|EMC\) \(.*=.*\)$/\1|\2/p; s/^\(cpu[0-9]*\): *\(.*=.*\)$/\1|\2/p'
+}
+
+# What every user may read: the GPU's clock now and its bounds, in Hz.
+gpu_clocks() {
+    for folder in "$system"/sys/class/devfreq/*gpu* "$system"/sys/class/devfreq/*.ga10b \
+        "$system"/sys/class/devfreq/*.gv11b; do
+        for name in cur_freq min_freq max_freq; do
+            if [ -r "$folder/$name" ]; then printf 'gpu_%s|%s\n' "$name" "$(cat "$folder/$name")"; fi
+        done
+    done
+}
+
+# The memory's clock in Hz, where the kernel shows it.
+memory_clock() {
+    file=$system/sys/kernel/debug/bpmp/debug/clk/emc/rate
+    if [ -r "$file" ]; then printf 'emc_rate|%s\n' "$(cat "$file")"; fi
 }
 
 main "$@"

@@ -46,6 +46,7 @@ _HASHED = re.compile(r"^[a-z0-9-]+==[0-9.]+ --hash=sha256:[0-9a-f]{64}$")
 _REPOSITORY = re.compile(r"^[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)+$")
 _TAG = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")
 _CAPABILITY = re.compile(r"^[0-9]{1,2}\.[0-9]a?$")
+_MODULE = re.compile(r"^[a-z_][a-z0-9_]*$")
 _VERSION = re.compile(r"^[0-9]+(\.[0-9]+)*$")
 _ARCHITECTURES = ("amd64", "arm64")
 
@@ -105,10 +106,12 @@ class Optional:
     """Packages that lie on an index of their own and that an image can do without.
 
     `index`: a requirement, hash included, whose installation makes pip know that index.
+    `imports`: the module whose import shows that they work.
     """
 
     index: str
     packages: tuple[str, ...]
+    imports: str
 
 
 @dataclass(frozen=True)
@@ -165,12 +168,11 @@ class Target:
     def unresolved(self) -> tuple[str, ...]:
         """The pins that nobody has asked registry or index for yet: of `base` and `torch`.
 
-        Optional packages are not pinned by hash: their index shows none.
+        Optional packages count for none: which of them an image has, its records say.
         """
         missing = {
             "base": self.base.digest is None,
             "torch": bool(self.torch.version) and self.torch.sha256 is None,
-            "optional": self.optional is not None,
         }
         return tuple(name for name, unpinned in missing.items() if unpinned)
 
@@ -288,7 +290,11 @@ def _parse_optional(reader: TableReader, where: str) -> Optional | None:
     if not reader.has("optional"):
         return None
     inner = TableReader(reader.table("optional"), f"{where} optional")
-    optional = Optional(inner.matching("index", _HASHED), inner.texts("packages"))
+    optional = Optional(
+        inner.matching("index", _HASHED),
+        inner.texts("packages"),
+        inner.matching("imports", _MODULE),
+    )
     inner.finish()
     return optional
 

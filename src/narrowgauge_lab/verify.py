@@ -33,7 +33,9 @@ _PACKAGES = (
 
 #: Libraries that the NVIDIA runtime mounts from the host; a build has none of them, nor has a PC
 #: that builds for a board.
-_DRIVER_LIBRARY = re.compile(r"lib(?:cuda|cudla|nvcudla|nvdla_compiler|nvrm\w*|nvos)\.so[.\d]*")
+_DRIVER_LIBRARY = re.compile(
+    r"lib(?:EGL|cuda|cudla|nvcudla|nvdla\w*|nvmedia\w*|nvos|nvrm\w*)\.so[.\d]*"
+)
 
 
 class VerifyError(NarrowgaugeError):

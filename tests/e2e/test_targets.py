@@ -114,7 +114,7 @@ def test_desktop_checks_itself_and_says_what_is_not_judged(desktop: Built) -> No
     assert re.search(r"^python 3\.8\.", desktop.log, re.MULTILINE)
     assert re.search(r"^torch 1\.8\.0, not judged: .* has 1\.8\.0\+cu111$", desktop.log, re.M)
     assert "kernel linear_mac on cpu: within" in desktop.log
-    assert "unresolved pins: base, torch, optional" in desktop.log
+    assert "unresolved pins: base, torch" in desktop.log
 
 
 def test_desktop_trains(desktop: Built, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_desktop_trains(desktop: Built, tmp_path: Path) -> None:
     assert record.host is None
     assert record.inside.python.startswith("3.8.")
     assert record.inside.torch.startswith("1.8.0")
-    assert record.inside.pins_unresolved == ("base", "torch", "optional")
+    assert record.inside.pins_unresolved == ("base", "torch")
     assert len(record.valid_rows()) == 1
 
 

@@ -41,8 +41,8 @@ case "$1 ${2-}" in
     *) [ -f "$FAKE/there" ] || { echo "Error: No such image: $3" >&2; exit 1; } ;;
     esac ;;
 "buildx version") [ -f "$FAKE/buildx" ] || exit 1 ;;
-"build --label" | "buildx build") [ ! -f "$FAKE/build.fail" ] || exit 1
-    : >"$FAKE/there" ;;
+"build --label" | "buildx build") [ ! -f "$FAKE/build.fail" ] || exit 1 ;;
+"tag "*) : >"$FAKE/there" ;;
 "inspect --format") cat "$FAKE/oom" 2>/dev/null || echo false ;;
 "stop "*) : >"$FAKE/stopped" ;;
 "run "*)
@@ -57,6 +57,7 @@ case "$1 ${2-}" in
     esac; done
     sleep 0.05
     case $* in *" run resnet "*) made=$RESULTS/resnet/1 ;; *) made=$RESULTS/mnist/1 ;; esac
+    if [ -f "$FAKE/no-folder" ]; then exit "$(cat "$FAKE/code")"; fi
     mkdir -p "$made"
     [ -f "$FAKE/no-record" ] || : >"$made/record.json"
     if [ -f "$FAKE/long" ]; then

@@ -38,10 +38,15 @@ def client(tmp_path: Path) -> BuildClient:
     return BuildClient(str(path), buildx=False, env={"PATH": "/bin", "FAKE": str(folder)})
 
 
-def present(folder: Path, identity: str = "sha256:1", size: int = 11) -> None:
+def present(
+    folder: Path,
+    identity: str = "sha256:1",
+    size: int = 11,
+    content: str = "0123456789abcdef",
+) -> None:
     labels = {
         "io.narrowgauge.target": "jetson",
-        "io.narrowgauge.content": "0123456789abcdef",
+        "io.narrowgauge.content": content,
         "io.narrowgauge.standin": "false",
         "io.narrowgauge.unresolved": "base",
     }
@@ -147,11 +152,19 @@ def test_a_manifest_of_a_later_format(client: BuildClient, archive: Path) -> Non
 
 
 def test_an_engine_that_has_another_image_of_that_name(client: BuildClient, archive: Path) -> None:
-    present(fake(client), identity="sha256:other")
+    present(fake(client), identity="sha256:other", content="fedcba9876543210")
 
     with pytest.raises(BuildFailed, match="another image") as raised:
         load_archive(client, archive, quiet)
     assert "sha256:other" in raised.value.why
+
+
+def test_another_kind_of_engine_gives_the_same_image_another_id(
+    client: BuildClient, archive: Path
+) -> None:
+    present(fake(client), identity="sha256:manifest")
+
+    assert load_archive(client, archive, quiet).digest == "sha256:1"
 
 
 def test_a_load_that_fails_is_translated(client: BuildClient, archive: Path) -> None:

@@ -41,8 +41,9 @@ echo "$DOCKER_BUILDKIT|$*" >>"$FAKE/log"
 case "$1 $2" in
 "buildx version") {buildx} ;;
 "--version ") echo "Docker version {version}, build 1" ;;
+"tag "*) echo "$3" >>"$FAKE/tags" ;;
 "image inspect")
-    if [ "$3" = "$(cat "$FAKE/base")" ] || [ -f "$FAKE/built" ]; then
+    if [ "$3" = "$(cat "$FAKE/base")" ] || grep -qxF "$3" "$FAKE/tags"; then
         echo '[{{"Id": "sha256:1", "RepoDigests": ["x@sha256:2"], "Size": 1000,
             "Architecture": "'"$(cat "$FAKE/architecture")"'",
             "Config": {{"Labels": {{"io.narrowgauge.standin": "true"}}}}}}]'
@@ -56,8 +57,7 @@ case "$1 $2" in
     for base; do :; done
     echo "$base" >"$FAKE/base"; case $2 in --*) echo arm64 >"$FAKE/architecture" ;; esac ;;
 "build "*|"buildx build")
-    if [ -f "$FAKE/fail" ]; then cat "$FAKE/fail"; exit 1; fi
-    : >"$FAKE/built" ;;
+    if [ -f "$FAKE/fail" ]; then cat "$FAKE/fail"; exit 1; fi ;;
 "run "*) echo "source $(cat "$FAKE/source")" ;;
 esac
 """
@@ -73,6 +73,7 @@ class FakeDocker:
         (folder / "architecture").write_text("amd64\n")
         (folder / "system").write_text("Debian\n")
         (folder / "manifest").write_text("")
+        (folder / "tags").write_text("")
         (folder / "source").write_text(source_hash(ROOT))
         self.version("20.10.24", buildx=False)
 
@@ -91,7 +92,7 @@ def docker(tmp_path: Path) -> FakeDocker:
     # The true docker must not be found: only the tools of a bare system are on this PATH.
     bare = tmp_path / "bin"
     bare.mkdir()
-    for tool in ("sh", "cat"):
+    for tool in ("sh", "cat", "grep"):
         (bare / tool).symlink_to(f"/bin/{tool}")
     (tmp_path / "fake").mkdir()
     fake = FakeDocker(tmp_path / "fake")
@@ -234,7 +235,10 @@ def test_a_build_is_labelled_verified_and_aliased(
         assert flag in verified
     tagged = [line.split("|tag ")[1] for line in docker.log() if "|tag " in line]
     own = standin_name(ROOT, targets["cpu"])
-    assert tagged == [f"{name} narrowgauge/cpu:local", f"{name} {own}"]
+    assert tagged == [f"{name}-unchecked {name}", f"{name} narrowgauge/cpu:local", f"{name} {own}"]
+    assert docker.log().index(verified) < next(
+        number for number, line in enumerate(docker.log()) if "|tag " in line
+    )
     assert any("building" in line for line in said)
 
 
@@ -243,6 +247,9 @@ def test_an_image_with_another_source_is_refused(
 ) -> None:
     (docker.folder / "source").write_text("0" * 64)
 
+    with pytest.raises(BuildFailed, match="holds another source"):
+        build_image(request(docker, targets), quiet)
+    # Nor is it taken for good the next time.
     with pytest.raises(BuildFailed, match="holds another source"):
         build_image(request(docker, targets), quiet)
     assert not any("|tag " in line for line in docker.log())
@@ -291,7 +298,7 @@ def test_an_unchanged_tree_builds_nothing_and_mends_its_aliases(
     again = docker.log()[before:]
     assert facts.stand_in
     assert not any("|build " in line or "|run " in line for line in again)
-    assert sum("|tag " in line for line in again) == 2
+    assert sum("|tag " in line for line in again) == 2  # the aliases
     assert any("is up to date" in line for line in said)
 
 

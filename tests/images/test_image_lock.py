@@ -131,6 +131,8 @@ def test_torch_is_asked_of_its_own_index_for_each_architecture(
     assert "torch==2.13.0" in calls[0]
     assert "https://download.pytorch.org/whl/cpu" in calls[0]
     assert any(word.endswith("_aarch64") for word in calls[1])
+    # torch_stable.html calls its wheels so.
+    assert "--platform=linux_x86_64" in calls[0]
 
 
 def test_the_old_python_is_given_only_the_platform_that_its_pip_knows(

@@ -104,12 +104,20 @@ def load_archive(client: BuildClient, file: Path, say: Say) -> Archive:
     if done.returncode != 0:
         raise translate(done.stderr, f"{file} cannot be loaded")
     found = client.inspect(archive.image)
-    if found is None or found["Id"] != archive.digest:
+    if found is None or not _is_the_same(found, archive):
         raise BuildFailed(
             f"{file} was loaded, but the engine's {archive.image} is another image",
             why=f"expected {archive.digest}, found {found['Id'] if found else 'none'}",
         )
     return archive
+
+
+def _is_the_same(found: Mapping[str, Any], archive: Archive) -> bool:
+    """By id; between two kinds of engine the id differs, and what the image says of itself counts."""
+    labels = labels_of(found)
+    said = (labels.get(LABEL_TARGET), labels.get(LABEL_CONTENT), found["Architecture"])
+    wanted = (archive.target, archive.content, archive.architecture)
+    return bool(found["Id"] == archive.digest or (archive.content and said == wanted))
 
 
 def _archive(name: str, found: Mapping[str, Any], file: Path) -> Archive:

@@ -170,19 +170,23 @@ def _build(
     say: Say,
 ) -> None:
     name = image_name(request.target, tag)
+    # Its own name only once it is checked: what has that name is taken without another look.
+    unchecked = f"{name}-unchecked"
     source = source_hash(request.root)
     labels = {LABEL_BASE_DIGEST: base.digest, LABEL_CONTENT: tag, LABEL_SOURCE: source}
     say(_cost(request))
     with make_context(request) as context:
         say(f"building {name} on {base.reference}" + (f" for {platform}" if platform else ""))
-        words = [*client.build_words(), "--progress=plain", "--tag", name]
+        words = [*client.build_words(), "--progress=plain", "--tag", unchecked]
         words += ["--platform", platform] if platform else []
         for key, value in sorted(labels.items()):
             words += ["--label", f"{key}={value}"]
         words += ["--no-cache"] if request.no_cache else []
         words += ["--file", str(context / dockerfile_path(request.target)), str(context)]
         _stream(words, client.build_environment(), f"the build of {name} failed", say)
-    verify_image(client, name, platform, source, say)
+    verify_image(client, unchecked, platform, source, say)
+    client.tag(unchecked, name)
+    client.run(["rmi", unchecked])
 
 
 def _cost(request: BuildRequest) -> str:

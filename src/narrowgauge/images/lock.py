@@ -62,6 +62,8 @@ def resolve_torch(target: Target) -> tuple[str, ...]:
     hashes: list[str] = []
     for architecture in target.architectures if target.torch.version else ():
         arguments = [*target.torch.source, "--no-deps", f"torch=={target.torch.version}"]
+        # Builds that were never meant for the public index name no C library.
+        arguments.append(f"--platform=linux_{_MACHINES[architecture]}")
         hashes += [sha256 for _, _, sha256 in _resolve(target, architecture, arguments)]
     return tuple(hashes)
 
