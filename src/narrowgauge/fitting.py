@@ -16,6 +16,8 @@ __all__ = ["Bound", "Refusal", "nearest_miss", "refusal", "refusals", "remedies"
 _JETPACK = {35: "JetPack 5.1", 36: "JetPack 6", 38: "JetPack 7"}
 #: Boards of L4T 32 (JetPack 4) are older than Orin, and Orin is all that L4T 36 is for.
 _FIRST_OF_ORIN = 34
+#: From here on a board may be newer than Orin (Thor), and then no older release is for it.
+_FIRST_AFTER_ORIN = 37
 
 
 class Bound(str, enum.Enum):
@@ -64,10 +66,13 @@ def remedies(targets: Mapping[str, Target], host: Host) -> tuple[str, ...]:
 
 
 def nearest_miss(targets: Mapping[str, Target], host: Host) -> Target | None:
-    """The accelerator's target that the least keeps from working here; None without a GPU."""
+    """The accelerator's target that the least keeps from working here; None without a GPU.
+
+    One for a Jetson is never near to a host that is none, nor the other way round.
+    """
     if not host.has_gpu:
         return None
-    missed = [target for target in targets.values() if target.fits.needs_gpu]
+    missed = [t for t in targets.values() if t.fits.needs_gpu and _kind(t, host) is None]
 
     def distance(target: Target) -> tuple[int, bool]:
         bounds = refusals(target, host)
@@ -99,7 +104,13 @@ def _architecture(target: Target, host: Host) -> Refusal | None:
 
 
 def _kind(target: Target, host: Host) -> Refusal | None:
-    if not host.has_gpu:
+    if host.broken_driver and target.fits.l4t_least is None:
+        return Refusal(
+            Bound.GPU,
+            f"it needs an NVIDIA GPU, and the driver here does not answer: {host.driver_problem}",
+            "mend the NVIDIA driver (after its update: reboot)",
+        )
+    if not host.has_gpu and not host.broken_driver:
         return Refusal(Bound.GPU, "it needs an NVIDIA GPU and this host shows none")
     if (target.fits.l4t_least is None) != (host.l4t is None):
         reason = "it is for a Jetson" if target.fits.l4t_least else "it is not for a Jetson"
@@ -124,7 +135,8 @@ def _l4t(target: Target, host: Host) -> Refusal | None:
             f"it is for L4T from {fits.l4t_least} to below {fits.l4t_below},"
             f" this board has {host.l4t}"
         )
-        return Refusal(Bound.L4T, reason, flash)
+        older = have[0] < _FIRST_AFTER_ORIN or bool(host.capabilities)
+        return Refusal(Bound.L4T, reason, flash if older else "")
     return None
 
 

@@ -30,8 +30,10 @@ __all__ = [
 ROOT = Path("/")
 #: What kernels and images call a processor → what Docker does.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64", "amd64": "amd64"}
-#: A loaded NVIDIA driver shows one of these; without them, NVML is not even loaded.
-_DRIVER_SIGNS = ("proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg")
+#: A PC's loaded NVIDIA driver shows one of these.
+_LOADED_SIGNS = ("proc/driver/nvidia/version", "dev/nvidiactl")
+#: Without one of these NVML is not even loaded. WSL's device is there with any maker's GPU.
+_DRIVER_SIGNS = (*_LOADED_SIGNS, "dev/dxg")
 #: A Jetson's system on chip, as its device tree names it, and its GPU's compute capability. NVML,
 #: which would say it, is not there before JetPack 6.
 _TEGRA = {
@@ -93,6 +95,8 @@ class Host:
         if self.l4t is not None:
             chip = f" ({self.soc})" if self.soc else ""
             return f"{self.architecture}, Jetson{chip} with L4T {self.l4t}"
+        if self.broken_driver:
+            return f"{self.architecture} without an NVIDIA driver that answers"
         if not self.gpus:
             return f"{self.architecture} without an NVIDIA GPU"
         names = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in self.gpus)
@@ -250,7 +254,8 @@ def _device_groups(root: Path) -> tuple[str, ...]:
 def _nvml(root: Path) -> tuple[tuple[Gpu, ...], str | None, str | None]:
     """The GPUs, the driver's version, and what NVML said where it should answer and does not.
 
-    Nothing of it where there is no driver, or no NVML library beside it (Jetson, WSL, containers).
+    Nothing of it where there is no driver. A loaded one without the NVML library, or without a GPU,
+    is a problem; a Jetson before JetPack 6 has no NVML, and WSL shows its device for any GPU.
     """
     if not has_driver(root):
         return (), None, None
@@ -259,18 +264,25 @@ def _nvml(root: Path) -> tuple[tuple[Gpu, ...], str | None, str | None]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound:
-        return (), None, None
+        return (), None, _if_loaded(root, "its library libnvidia-ml.so.1 is not here")
     except pynvml.NVMLError as error:
         return (), None, str(error)
     try:
         count = pynvml.nvmlDeviceGetCount()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
         gpus = tuple(_gpu(pynvml, handle) for handle in handles)
-        return gpus, str(pynvml.nvmlSystemGetDriverVersion()), None
+        problem = None if gpus else _if_loaded(root, "it shows no GPU")
+        return gpus, str(pynvml.nvmlSystemGetDriverVersion()), problem
     except pynvml.NVMLError as error:
         return (), None, str(error)
     finally:
         pynvml.nvmlShutdown()
+
+
+def _if_loaded(root: Path, what: str) -> str | None:
+    """`what` is wrong with a driver that is loaded; None where there need not be one."""
+    loaded = any((root / sign).exists() for sign in _LOADED_SIGNS)
+    return f"an NVIDIA driver is loaded, but {what}" if loaded and _l4t(root) is None else None
 
 
 def _gpu(nvml: Any, handle: Any) -> Gpu:

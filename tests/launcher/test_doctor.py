@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -21,7 +22,7 @@ from narrowgauge.doctor import probe, probe_files
 from narrowgauge.doctor.findings import Severity
 from narrowgauge.doctor.probe import Surroundings, gather, gpu_states
 from narrowgauge.doctor.report import CHECKS, Answer, examine, explain, json_text, table
-from narrowgauge.doctor.situation import Engine, Problem, Sensor, Situation, User
+from narrowgauge.doctor.situation import Engine, Problem, Sensor, Situation, Socket, User
 from narrowgauge.errors import ExitCode, UnknownNameError
 from narrowgauge.machine import Gpu
 
@@ -176,8 +177,8 @@ def test_a_xavier_on_r35(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     assert situation.board.rails == (Sensor("GPU", rail, True),)
     found = severities(situation)
     assert found["capability"] == found["l4t"] == "ok"
-    assert found["gpu-clocks"] == found["governor"] == found["power-mode"] == "warning"
-    assert found["memory"] == "note"
+    assert found["gpu-clocks"] == found["governor"] == "warning"
+    assert found["memory"] == found["power-mode"] == "note"
     assert "MODE_15W" in answer(situation, "power-mode").found.finding
     assert "(1.0 GiB" not in answer(situation, "memory").found.finding
     assert "1.0 GiB swap in memory (zram)" in answer(situation, "memory").found.finding
@@ -283,6 +284,37 @@ def test_a_driver_that_is_too_old_is_held_against_the_target_that_would_fit(
     assert answer(situation, "capability").found.severity is Severity.OK
 
 
+def test_a_gb10_is_not_held_against_a_target_for_jetsons(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml((12, 1), "580.95"))  # type: ignore[arg-type]
+    situation = here(DESKTOP, machine="aarch64")
+    named = here(DESKTOP, machine="aarch64", on="jetson")
+
+    assert situation.target is not None
+    assert situation.target.name == "desktop-next"
+    assert severities(situation)["architecture"] == "error"
+    assert "compiled for 7.2" not in answer(named, "capability").found.finding
+    assert severities(named)["capability"] == "skipped"
+
+
+def test_the_cpu_that_was_asked_for_needs_no_driver(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Nvml):
+        def nvmlInit(self) -> None:  # noqa: N802
+            raise self.NVMLError("version mismatch")
+
+    monkeypatch.setitem(sys.modules, "pynvml", Broken((8, 6), "1"))  # type: ignore[arg-type]
+    asked, card = here(DESKTOP, on="cpu"), here(DESKTOP, on="desktop")
+
+    assert severities(asked)["driver"] == "warning"
+    assert severities(asked)["target"] == "ok"
+    assert severities(card)["driver"] == severities(card)["target"] == "error"
+    assert "version mismatch" in answer(card, "target").found.finding
+    assert severities(here(DESKTOP))["driver"] == "error"
+
+
 def test_what_nvml_does_not_count_is_not_counted() -> None:
     assert [state.energy for state in gpu_states(Nvml((6, 1), "580.1", energy=False))] == [False]
     assert [state.energy for state in gpu_states(Nvml((7, 0), "580.1"))] == [True]
@@ -361,6 +393,62 @@ def test_an_engine_is_described_by_its_answers(here: Here, tmp_path: Path) -> No
     assert told["cache"] == told["engine"] == "ok"
 
 
+def test_an_engine_that_remaps_users_is_seen(here: Here, tmp_path: Path) -> None:
+    here.root.mkdir()
+    info = {**INFO, "SecurityOptions": ["name=seccomp,profile=default", "name=userns"]}
+    with fake_engine(tmp_path, answers_of(info)) as engine:
+        situation = here({}, env=engine.env)
+
+    found = situation.engine
+    assert isinstance(found, Engine)
+    assert (found.remaps, found.rootless) == (True, False)
+    assert "remaps users" in answer(situation, "rootless").found.finding
+
+
+def test_a_socket_that_is_not_there_is_not_called_safe(here: Here) -> None:
+    here.root.mkdir()
+    assert answer(here({}), "socket").found.severity is Severity.SKIPPED
+
+
+@pytest.mark.parametrize("certificates", [(), ("ca.pem", "cert.pem", "key.pem")])
+def test_a_context_is_reached_as_it_says(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, certificates: tuple[str, ...]
+) -> None:
+    """Nothing listens there; the check is of the address alone."""
+    number = hashlib.sha256(b"far").hexdigest()
+    address = "tcp://127.0.0.1:9"
+    meta = {"Name": "far", "Metadata": {}, "Endpoints": {"docker": {"Host": address}}}
+    files = {
+        ".docker/config.json": json.dumps({"currentContext": "far"}),
+        f".docker/contexts/meta/{number}/meta.json": json.dumps(meta),
+    }
+    tls = f".docker/contexts/tls/{number}/docker"
+    tree(tmp_path / "home", {**files, **{f"{tls}/{name}": "" for name in certificates}})
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("DOCKER_CONFIG", raising=False)
+    here.root.mkdir()
+    situation = here({}, env={"DOCKER_HOST": ""})
+
+    assert situation.socket == Socket(address, bool(certificates), None)
+    wanted = Severity.OK if certificates else Severity.WARNING
+    assert answer(situation, "socket").found.severity is wanted
+
+
+def test_a_data_folder_that_cannot_be_read_is_not_being_hashed(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shut(root: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(root))
+
+    here.root.mkdir()
+    monkeypatch.setattr(probe, "_data", shut)
+    found = answer(here({}), "data").found
+
+    assert found.severity is Severity.ERROR
+    assert "Permission denied" in found.finding
+    assert "hashed" not in found.finding
+
+
 def test_an_engine_that_is_too_old_is_said_once(here: Here, tmp_path: Path) -> None:
     here.root.mkdir()
     old = {**VERSION, "Version": "19.03.15", "ApiVersion": "1.40"}
@@ -382,6 +470,33 @@ def test_an_engine_that_hangs_is_not_waited_for(here: Here, tmp_path: Path) -> N
 
     assert took < 2
     assert "in time" in answer(situation, "engine").found.finding
+    assert answer(situation, "engine").found.severity is Severity.WARNING
+
+
+def test_a_slow_engine_is_not_a_dead_one(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes longer than all else is waited for; and nothing waits once it has answered."""
+    ask = probe._engine
+
+    def slowly(*words: Any) -> Engine:
+        time.sleep(2.0)
+        return ask(*words)
+
+    monkeypatch.setattr(probe, "_engine", slowly)
+    command = tmp_path / "bin" / "docker"
+    command.parent.mkdir()
+    command.write_text("#!/bin/sh\nexec sleep 2\n")
+    command.chmod(0o755)
+    here.root.mkdir()
+    with fake_engine(tmp_path, answers_of(INFO)) as engine:
+        began = time.monotonic()
+        situation = here({}, env={**engine.env, "PATH": f"{command.parent}:/usr/bin:/bin"})
+        took = time.monotonic() - began
+
+    assert answer(situation, "engine").found.severity is Severity.OK
+    assert answer(situation, "client").found.severity is Severity.OK
+    assert took < 4.5
 
 
 def test_a_docker_command_that_hangs_is_not_waited_for(here: Here, tmp_path: Path) -> None:
@@ -469,6 +584,22 @@ def test_the_power_rails_of_jetpack_4(here: Here) -> None:
                 "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "9223372036854771712\n",
             },
             None,
+        ),
+        (  # version 2: a parent's bound holds for all below it
+            {
+                "proc/self/cgroup": "0::/user.slice/a/b\n",
+                "sys/fs/cgroup/user.slice/memory.max": "1073741824\n",
+                "sys/fs/cgroup/user.slice/a/memory.max": "4294967296\n",
+                "sys/fs/cgroup/user.slice/a/b/memory.max": "max\n",
+            },
+            1 << 30,
+        ),
+        (  # in a container of version 1 the path is the host's, and the folder is the container's
+            {
+                "proc/self/cgroup": "4:memory:/docker/0123\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "1073741824\n",
+            },
+            1 << 30,
         ),
         ({}, None),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +43,8 @@ OK, NOTE, WARNING, ERROR, SKIPPED = (
 DOWN = Problem("no Docker engine answers", "its socket does not exist", "sudo systemctl start")
 OLD = Problem("the Docker engine is too old", "19.03", "update", ExitCode.DOCKER_TOO_OLD)
 SHUT = Problem("does not let you in", "", "sudo usermod -aG docker", ExitCode.DOCKER_PERMISSION)
-SLOW = Problem("the docker command did not answer in time")
+SLOW = Problem("it did not answer in time", late=True)
+CLOSED = Problem("the data folder cannot be asked", "[Errno 13] Permission denied: '/d/mnist'")
 
 
 def eng(base: Situation, **changes: Any) -> Situation:  # the fields are the data
@@ -68,6 +70,20 @@ REFUSED = Problem("no target fits this host", "desktop: above 8.6", "update the 
 
 NO_TARGET = replace(PC, target=None, refused=REFUSED)
 
+#: An arm64 desk whose user asked for a Jetson's target.
+GB10 = replace(
+    PC,
+    host=Host("arm64", (Gpu("NVIDIA GB10", "12.1", None, {}),), "580.95"),
+    target=TARGETS["jetson"],
+)
+#: `--on cpu` where the driver does not answer.
+BROKEN = host(LAPTOP, driver_problem="version mismatch")
+#: The NVML of JetPack 6 does not support all that it is asked.
+ORIN = replace(
+    host(JETSON, l4t="36.4.3", soc="tegra234", driver_problem="Not Supported"),
+    target=TARGETS["jetson-next"],
+)
+
 #: (check, situation, severity, a part of the finding, a part of the remedy)
 CASES = [
     ("target", PC, OK, "desktop: ", ""),
@@ -80,7 +96,12 @@ CASES = [
     ("l4t", PC, SKIPPED, "not a Jetson", ""),
     ("l4t", JETSON, OK, "L4T 35.2.1", ""),
     ("l4t", host(JETSON, l4t="32.7.1"), ERROR, "needs L4T 35.1", "flash JetPack 5.1"),
-    ("l4t", host(JETSON, l4t="38.2"), ERROR, "to below 36.0", "flash JetPack 5.1"),
+    ("l4t", host(JETSON, l4t="38.2", soc="tegra234"), ERROR, "below 36.0", "flash JetPack 5.1"),
+    ("l4t", host(JETSON, l4t="38.2", soc="tegra264"), ERROR, "below 36.0", "see `target`"),
+    ("l4t", host(JETSON, l4t="38.2", soc=None), ERROR, "below 36.0", "see `target`"),
+    ("l4t", host(JETSON, l4t="32.7.1", soc="tegra186"), ERROR, "35.1", "see `target`"),
+    ("l4t", host(JETSON, l4t="32.7.1", soc="tegra210"), ERROR, "35.1", "see `target`"),
+    ("l4t", replace(JETSON, target=TARGETS["jetson-next"]), ERROR, "36.0", "see `target`"),
     ("capability", LAPTOP, SKIPPED, "uses no GPU", ""),
     ("capability", PC, OK, "RTX 3090 (8.6) runs what is compiled for 7.0, 7.5, 8.0, 8.6", ""),
     ("capability", JETSON, OK, "tegra194 (7.2)", ""),
@@ -89,15 +110,21 @@ CASES = [
     ("capability", gpu("8.9", "580.1", "desktop"), ERROR, "above 8.6", "another target"),
     ("capability", gpu("11.0", "580.1", "desktop-next"), ERROR, "compiled for", 'add "11.0"'),
     ("capability", NO_TARGET, SKIPPED, "no target", ""),
+    ("capability", GB10, SKIPPED, "it is for a Jetson", ""),
+    ("capability", replace(GB10, target=TARGETS["desktop-next"]), OK, "12.1", ""),
     ("driver", LAPTOP, SKIPPED, "no NVIDIA driver", ""),
     ("driver", JETSON, SKIPPED, "comes with its L4T", ""),
     ("driver", PC, OK, "driver 580.65.06, and desktop needs 470", ""),
     ("driver", gpu("9.0", "550.54", "desktop-next"), ERROR, "needs driver 580", "to 580 or newer"),
-    ("driver", host(LAPTOP, driver_problem="version mismatch"), ERROR, "mismatch", "reboot"),
+    ("driver", replace(BROKEN, target=None, refused=REFUSED), ERROR, "mismatch", "reboot"),
+    ("driver", replace(BROKEN, target=TARGETS["desktop"]), ERROR, "mismatch", "reboot"),
+    ("driver", BROKEN, WARNING, "mismatch; cpu runs without it", "reboot"),
+    ("driver", ORIN, SKIPPED, "comes with its L4T", ""),
     ("engine", PC, OK, "Docker 27.5.1 at unix:///var/run/docker.sock", ""),
     ("engine", replace(PC, engine=DOWN), ERROR, "its socket does not exist", "systemctl start"),
     ("engine", replace(PC, engine=OLD), OK, "an engine answers", ""),
-    ("engine", replace(PC, engine=SLOW), ERROR, "in time", "restart docker"),
+    ("engine", replace(PC, engine=SLOW), WARNING, "in time", "is quieter: docker info"),
+    ("engine", replace(PC, engine=Problem("reset")), ERROR, "reset", "docker info"),
     ("engine-api", PC, OK, "API 1.47", ""),
     ("engine-api", replace(PC, engine=OLD), ERROR, "too old", "update"),
     ("engine-api", replace(PC, engine=DOWN), SKIPPED, "no engine", ""),
@@ -117,7 +144,7 @@ CASES = [
         "here already",
         "get it",
     ),
-    ("client", replace(PC, build_tool=SLOW), ERROR, "in time", "docker buildx version"),
+    ("client", replace(PC, build_tool=SLOW), WARNING, "in time", "docker buildx version"),
     ("gpu-runtime", LAPTOP, SKIPPED, "uses no GPU", ""),
     ("gpu-runtime", NO_TARGET, SKIPPED, "no target", ""),
     ("gpu-runtime", replace(PC, engine=DOWN), SKIPPED, "no engine", ""),
@@ -144,12 +171,28 @@ CASES = [
     ("docker-group", replace(PC, docker_group=False), OK, "answers all the same", ""),
     ("docker-group", replace(PC, docker_group=False, engine=DOWN), SKIPPED, "no engine", ""),
     ("socket", PC, OK, "not open to everybody", ""),
-    ("socket", replace(PC, socket=Socket("tcp://a:2375", False, None)), WARNING, "TLS", "ssh://"),
+    (
+        "socket",
+        replace(PC, socket=Socket("tcp://a:2375", False, None)),
+        WARNING,
+        "TLS",
+        "unset DOCKER_HOST",
+    ),
+    ("socket", replace(PC, socket=Socket("ssh://a", False, None)), SKIPPED, "another host", ""),
+    ("socket", replace(PC, socket=Socket("unix:///d", False, None)), SKIPPED, "/d is not", ""),
+    (
+        "socket",
+        replace(PC, socket=Socket("unix:///my run/d", False, 0o666)),
+        WARNING,
+        "0666",
+        "chmod 660 '/my run/d';",
+    ),
     ("socket", replace(PC, socket=Socket("tcp://a:2376", True, None)), OK, "tcp://a:2376", ""),
     ("socket", replace(PC, socket=Socket("unix:///d", True, 0o666)), WARNING, "0666", "chmod 660"),
     ("rootless", PC, OK, "as they are", ""),
     ("rootless", replace(PC, engine=DOWN), SKIPPED, "no engine", ""),
     ("rootless", eng(PC, rootless=True), WARNING, "may not write its results", "context use"),
+    ("rootless", eng(PC, remaps=True), WARNING, "remaps users", 'take "userns-remap" out of'),
     ("cgroup-memory", PC, OK, "no limit is in the way", ""),
     ("cgroup-memory", replace(PC, engine=DOWN), SKIPPED, "no engine", ""),
     (
@@ -178,6 +221,13 @@ CASES = [
     ("results", PC, OK, "can be written", ""),
     ("results", pro(PC, results=Folder("/r", False, True, 0, GB)), OK, "can be made", ""),
     ("results", pro(PC, results=Folder("/r", True, False, 0, GB)), ERROR, "user 0", "chown -R"),
+    (
+        "results",
+        pro(PC, results=Folder("/my runs; x", True, False, 0, GB)),
+        ERROR,
+        "user 0",
+        "$(id -g) '/my runs; x';",
+    ),
     ("data", PC, OK, "complete in /home/me/data", ""),
     ("data", pro(PC, data=(DataState("mnist", "missing"),)), NOTE, "not here: mnist", "data fetch"),
     (
@@ -187,7 +237,9 @@ CASES = [
         "mnist",
         "data verify mnist --repair",
     ),
-    ("data", pro(PC, data=SLOW), NOTE, "in time", "data verify"),
+    ("data", pro(PC, data=SLOW), NOTE, "in time: a set is being hashed?", "data verify"),
+    ("data", pro(PC, data=CLOSED, data_root="/my d"), ERROR, "'/d/mnist'", "ls -la '/my d'"),
+    ("data", pro(PC, data=Problem("a marker", "", "do it")), ERROR, "a marker", "do it"),
     ("cache", PC, OK, "1 of yours for desktop", ""),
     ("cache", eng(PC, volumes=()), NOTE, "compiles and tunes anew", "run once"),
     ("cache", replace(PC, engine=DOWN), SKIPPED, "no engine", ""),
@@ -199,6 +251,8 @@ CASES = [
     ("lab-python", pro(PC, lab=None), NOTE, "no native environment yet", "--lab-python"),
     ("lab-python", pro(PC, lab=Lab("/v", "3.11", "2.13", False)), WARNING, "lost", "rm -r /v"),
     ("lab-python", pro(PC, lab=Lab("/v", "3.11", "2.1+cpu", True)), WARNING, "no CUDA", "rm -r"),
+    ("lab-python", pro(PC, lab=Lab("/v w", "3", "2", False)), WARNING, "lost", "rm -r '/v w';"),
+    ("lab-python", pro(PC, lab=Lab("/v w", "3", "+cpu", True)), WARNING, "CUDA", "rm -r '/v w';"),
     ("lab-python", pro(LAPTOP, lab=Lab("/v", "3.11", "2.1+cpu", True)), OK, "2.1+cpu", ""),
     ("memory", PC, OK, "32.0 GiB memory", ""),
     ("memory", JETSON, OK, "30.0 GiB memory", ""),
@@ -237,9 +291,29 @@ CASES = [
         "/dev/nvmap",
         "usermod -aG video",
     ),
+    (
+        "device-access",
+        replace(JETSON, devices=(DeviceFile("/dev/nvmap", "root", False),)),
+        WARNING,
+        "/dev/nvmap",
+        "/etc/udev/rules.d",
+    ),
+    (
+        "device-access",
+        replace(PC, devices=(DeviceFile("/dev/nvidia0", "0", False),)),
+        WARNING,
+        "/dev/nvidia0",
+        "NVreg_DeviceFileGID",
+    ),
     ("power-mode", PC, SKIPPED, "not a Jetson", ""),
     ("power-mode", JETSON, OK, "MAXN", ""),
-    ("power-mode", replace(JETSON, board=Board("NV Power Mode: 15W 2")), WARNING, "15W", "-m 0"),
+    (
+        "power-mode",
+        replace(JETSON, board=Board("NV Power Mode: 15W 2")),
+        NOTE,
+        "15W",
+        "nvpmodel -p --verbose",
+    ),
     ("power-mode", replace(JETSON, board=Board(None)), WARNING, "does not say", "nvpmodel -q"),
     ("gpu-clocks", LAPTOP, SKIPPED, "no NVIDIA GPU", ""),
     ("gpu-clocks", JETSON, OK, "held at 1377 MHz", ""),
@@ -303,6 +377,13 @@ CASES = [
         "may not read package-0",
         "chmod a+r /sys/p",
     ),
+    (
+        "energy-cpu",
+        replace(PC, counters=(Sensor("package-0", "/sys/a b", False),)),
+        WARNING,
+        "may not read package-0",
+        "chmod a+r '/sys/a b' after",
+    ),
 ]
 
 
@@ -343,7 +424,42 @@ def test_an_error_or_a_warning_always_has_a_remedy() -> None:
                 assert answer.found.remedy, answer
 
 
-@pytest.mark.parametrize("situation", [PC, JETSON, LAPTOP], ids=["pc", "jetson", "laptop"])
+def test_nobody_is_told_to_join_the_group_of_root() -> None:
+    mixed = (DeviceFile("/dev/nvmap", "video", False), DeviceFile("/dev/nvhost-gpu", "root", False))
+    remedy = finding("device-access", replace(JETSON, devices=mixed)).remedy
+
+    assert "usermod -aG video $USER, then log in again\n/dev/nvhost-gpu: KERNEL==" in remedy
+    for devices, situation in ((mixed, JETSON), (mixed[1:], JETSON), (mixed[1:], PC)):
+        told = finding("device-access", replace(situation, devices=devices)).remedy
+        assert "-aG root" not in told
+        assert ",root" not in told
+
+
+def test_no_power_mode_is_advised_by_its_number() -> None:
+    """Mode 0 is MAXN on an AGX Xavier, and 15 W with two cores on a Xavier NX."""
+    bounded = replace(JETSON, board=Board("NV Power Mode: MODE_15W_6CORE 2"))
+    texts = [finding("power-mode", bounded).remedy]
+    texts += [check.mend for check in CHECKS if check.id == "power-mode"]
+
+    assert len(texts) == 2
+    for text in texts:
+        assert "sudo nvpmodel -p --verbose" in text
+        assert re.search(r"-m\s*\d", text) is None
+
+
+def test_no_advice_ends_others_containers_or_needs_an_engine_by_ssh() -> None:
+    slow = finding("engine", replace(PC, engine=SLOW))
+    network = finding("socket", replace(PC, socket=Socket("tcp://a:2375", False, None)))
+    (socket,) = (check for check in CHECKS if check.id == "socket")
+
+    assert "restart" not in slow.remedy
+    assert "ssh" not in network.remedy
+    assert "ssh" not in socket.mend
+
+
+@pytest.mark.parametrize(
+    "situation", [PC, JETSON, LAPTOP, ORIN], ids=["pc", "jetson", "laptop", "orin"]
+)
 def test_where_nothing_is_wrong_nothing_is_found(situation: Situation) -> None:
     answers = examine(situation)
 

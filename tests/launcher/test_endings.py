@@ -97,3 +97,15 @@ def test_why_no_engine_answers_is_told_apart() -> None:
     assert "does not exist" in missing.why
     assert "not started" in refused.why
     assert "--executor native" in missing.next_step
+
+
+def test_an_engine_over_ssh_is_said_to_be_of_no_use() -> None:
+    """Whatever went wrong: no client is missing, and no group of this host opens it."""
+    for said in ("Install paramiko package to enable ssh:// support", "Permission denied (key)"):
+        error = connection_error(RuntimeError(said), "ssh://me@there")
+
+        assert isinstance(error, DockerUnavailable)
+        assert "ssh://me@there" in error.what
+        assert "folders of this host" in error.why
+        assert "unset DOCKER_HOST" in error.next_step
+        assert "usermod" not in error.next_step

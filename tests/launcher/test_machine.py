@@ -133,4 +133,46 @@ def test_a_driver_that_does_not_answer_is_said_not_taken_for_none(
     assert "mismatch" in (host.driver_problem or "")
 
     monkeypatch.setattr(pynvml, "nvmlInit", absent)
-    assert probe_host(tmp_path, "x86_64").driver_problem is None
+    assert "libnvidia-ml.so.1 is not here" in (probe_host(tmp_path, "x86_64").driver_problem or "")
+
+
+JETSON_RELEASE = "# R36 (release), REVISION: 4.3, GCID: 1, BOARD: generic\n"
+
+
+@pytest.mark.parametrize("library", [False, True], ids=["no library", "no GPU"])
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"dev/nvidiactl": ""}, True),
+        ({"proc/driver/nvidia/version": "NVRM version\n"}, True),
+        ({"dev/nvidiactl": "", "dev/dxg": ""}, True),
+        ({"dev/dxg": ""}, False),  # WSL, with a GPU of any maker
+        ({"dev/nvidiactl": "", "etc/nv_tegra_release": JETSON_RELEASE}, False),
+    ],
+)
+def test_a_loaded_driver_that_shows_nothing_is_a_problem(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, str],
+    problem: bool,
+    library: bool,
+) -> None:
+    """Else a host with a card would be given the CPU's target without a word."""
+    import pynvml
+
+    def start() -> None:
+        if not library:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", start)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 0)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.1")
+    host = probe_host(tree(tmp_path, files), "x86_64")
+
+    assert (host.driver_problem is not None) is problem
+    assert host.broken_driver is problem
+    if problem:
+        told = "shows no GPU" if library else "libnvidia-ml.so.1"
+        assert told in (host.driver_problem or "")
+        assert "driver that answers" in host.describe()

@@ -136,3 +136,20 @@ def test_a_broken_driver_is_not_a_host_without_a_gpu() -> None:
         pick_target(TARGETS, broken, None)
     assert "--on cpu" in refused.value.next_step
     assert pick_target(TARGETS, broken, "cpu").name == "cpu"
+
+
+def test_a_named_accelerators_target_is_told_of_the_broken_driver() -> None:
+    broken = dataclasses.replace(LAPTOP, driver_problem="Driver/library version mismatch")
+    with pytest.raises(NotApplicableError) as desktop:
+        pick_target(TARGETS, broken, "desktop")
+    with pytest.raises(NotApplicableError) as jetson:
+        pick_target(TARGETS, broken, "jetson")
+
+    assert "does not answer: Driver/library version mismatch" in desktop.value.why
+    assert "shows none" not in desktop.value.why
+    assert "without an NVIDIA GPU" not in desktop.value.what
+    assert (
+        desktop.value.next_step == "mend the NVIDIA driver (after its update: reboot); or --on cpu"
+    )
+    assert "it is for a Jetson" in jetson.value.why
+    assert jetson.value.next_step == "--on cpu"

@@ -133,6 +133,8 @@ REFUSED = [
         [],
     ),
     (board("39.0", "tegra234"), ["to below 37.0"], ["flash JetPack 6 (L4T 36)"], []),
+    # It may be a Thor, which takes none of the older releases.
+    (board("38.2.0"), ["to below 37.0"], ["--on cpu"], ["flash"]),
     # Thor: too new a release and a GPU that neither knows.
     (
         board("38.2.0", "tegra264"),
@@ -230,6 +232,10 @@ def test_the_nearest_miss_is_the_one_that_can_be_mended() -> None:
     assert nearest(board("32.7.1", "tegra194")) == "jetson"
     assert nearest(board("38.2.0", "tegra264")) in ("jetson", "jetson-next")
     assert nearest(Host("amd64")) is None
+    # A GB10 and a Grace Hopper are no Jetson, and a Jetson is no PC.
+    assert nearest(cards("12.1", driver="580.95", architecture="arm64")) == "desktop-next"
+    assert nearest(cards("9.0", driver="580.95", architecture="arm64")) == "desktop-next"
+    assert nearest(board("32.7.1", "tegra210")) == "jetson"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from narrowgauge.doctor.findings import Check, Finding, error, note, ok, skipped, warning
 from narrowgauge.doctor.situation import Engine, Problem, Situation
 from narrowgauge.errors import ExitCode
@@ -12,6 +14,7 @@ from narrowgauge.targets import Accelerator
 __all__ = ["CHECKS"]
 
 _NO_ENGINE = "no engine to ask"
+_ASK_AGAIN = "ask again when the host is quieter: {} must answer"
 _WORLD_WRITES = 0o002
 _GIB = 1 << 30
 #: Less than this for a native run's processes, and loading torch with a data set may be too much.
@@ -23,7 +26,9 @@ def _engine(at: Situation) -> Finding:
         return ok(f"Docker {at.engine.facts.version} at {at.engine.address}")
     if at.engine.code is ExitCode.DOCKER_TOO_OLD:
         return ok("an engine answers")
-    remedy = at.engine.next_step or "sudo systemctl restart docker; or --executor native"
+    if at.engine.late:  # slow, or dead: which, nobody knows, and a restart would end containers
+        return warning(at.engine.text(), _ASK_AGAIN.format("docker info"))
+    remedy = at.engine.next_step or "docker info must answer; or --executor native"
     return error(at.engine.text(), remedy)
 
 
@@ -37,6 +42,8 @@ def _engine_api(at: Situation) -> Finding:
 
 def _client(at: Situation) -> Finding:
     if isinstance(at.build_tool, Problem):
+        if at.build_tool.late:
+            return warning(at.build_tool.text(), _ASK_AGAIN.format("docker buildx version"))
         remedy = at.build_tool.next_step or "docker buildx version should answer at once"
         if isinstance(at.engine, Engine) and at.engine.has_image:
             return warning(f"{at.build_tool.text()}; the image is here already", remedy)
@@ -94,21 +101,34 @@ def _socket(at: Situation) -> Finding:
     if address.startswith(("tcp://", "http://")) and not at.socket.tls:
         return warning(
             f"the engine is reached at {address} without TLS: whoever reaches it is root there",
-            "use DOCKER_HOST=ssh://USER@HOST, or TLS: DOCKER_TLS_VERIFY=1 with certificates",
+            "close the port (the engine's -H, or hosts in /etc/docker/daemon.json), and use its"
+            " socket: unset DOCKER_HOST, docker context use default",
         )
+    if address.startswith("ssh://"):
+        return skipped("an engine of another host")
+    if mode is None and address.startswith("unix://"):
+        return skipped(f"{address} is not there, or not for you to see")
     if mode is not None and mode & _WORLD_WRITES:
         path = address.removeprefix("unix://")
         return warning(
             f"every user of this host may write to {path} ({mode:04o}), and so become root",
-            f"sudo chmod 660 {path}; whoever runs experiments goes into the group docker",
+            f"sudo chmod 660 {shlex.quote(path)};"
+            " whoever runs experiments goes into the group docker",
         )
     return ok(f"{address} is not open to everybody")
 
 
 def _rootless(at: Situation) -> Finding:
-    # unverified: a rootless engine cannot write results | none was at hand | run mnist on one
+    # unverified: a rootless or remapping engine writes no results | none was at hand | try mnist
     if isinstance(at.engine, Problem):
         return skipped(_NO_ENGINE)
+    if at.engine.remaps:
+        return warning(
+            "the engine remaps users (userns-remap): user numbers in a container are others on the"
+            " host, so a run may not write its results",
+            'take "userns-remap" out of /etc/docker/daemon.json and, when no container runs,'
+            " sudo systemctl restart docker; or --executor native",
+        )
     if not at.engine.rootless:
         return ok("the engine runs as root and keeps users' numbers as they are")
     return warning(
@@ -191,15 +211,16 @@ CHECKS = (
         "the engine is not open to everybody",
         "A tcp port without TLS gives root to the network, and a socket that all may write gives "
         "it to every user. Others' containers also disturb a measurement.",
-        "Reach other machines by ssh:// or TLS; keep the socket at mode 660.",
+        "Close the port, and use the engine's own socket, at mode 660. Runs mount folders of this "
+        "host, so for another machine's engine start narrowgauge there.",
         _socket,
     ),
     Check(
         "rootless",
         "the engine keeps users' numbers",
         "A run's container has your user and group number, so that results belong to you. In a "
-        "rootless engine these numbers are others on the host.",
-        "Use the host's own engine for runs.",
+        "rootless engine, and in one with userns-remap, these numbers are others on the host.",
+        "Use the host's own engine for runs, without userns-remap.",
         _rootless,
     ),
     Check(

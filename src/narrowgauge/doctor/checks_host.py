@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from narrowgauge.doctor.findings import Check, Finding, note, ok, skipped, warning
 from narrowgauge.doctor.situation import Sensor, Situation
 
@@ -14,6 +16,8 @@ _BUILD_BYTES = 8 * _GIB
 _BUILD_SLACK = _GIB
 _LEAST_AVAILABLE = 2 * _GIB
 _MAXN = "MAXN"
+#: Root's group, also where no file gives it its name.
+_ROOT = ("root", "0")
 
 
 def _memory(at: Situation) -> Finding:
@@ -47,12 +51,30 @@ def _devices(at: Situation) -> Finding:
     shut = [device for device in at.devices if not device.usable]
     if not shut:
         return ok(", ".join(device.path for device in at.devices))
-    groups = ",".join(dict.fromkeys(device.group for device in shut))
+    groups = dict.fromkeys(device.group for device in shut if device.group not in _ROOT)
+    roots = [device.path for device in shut if device.group in _ROOT]
+    mend = [f"sudo usermod -aG {','.join(groups)} $USER, then log in again"] if groups else []
+    mend += [_out_of_root(roots, jetson=at.host.l4t is not None)] if roots else []
     return warning(
         f"you may not use {', '.join(device.path for device in shut)}: native runs see no GPU"
         " (containers are given the groups)",
-        f"sudo usermod -aG {groups} $USER, then log in again",
+        "\n".join(mend),
     )
+
+
+def _out_of_root(paths: list[str], *, jetson: bool) -> str:
+    """How root's device files get a group that one may join: root's own is as good as root."""
+    if jetson:
+        how = (
+            'KERNEL=="NAME", GROUP="video", MODE="0660" in /etc/udev/rules.d/99-gpu.rules'
+            " (udevadm info -a -n FILE shows NAME)"
+        )
+    else:  # the driver's own tool makes these files, and no udev rule sees them
+        how = (
+            "options nvidia NVreg_DeviceFileMode=0660 NVreg_DeviceFileGID=GID in"
+            " /etc/modprobe.d/nvidia.conf (getent group video shows GID)"
+        )
+    return f"{' '.join(paths)}: {how}; sudo usermod -aG video $USER; then reboot"
 
 
 def _power_mode(at: Situation) -> Finding:
@@ -63,9 +85,10 @@ def _power_mode(at: Situation) -> Finding:
         return warning("nvpmodel does not say the power mode", "sudo nvpmodel -q should print it")
     if _MAXN in mode:
         return ok(mode)
-    return warning(
-        f"{mode}: fewer cores and lower clocks than the board has",
-        "sudo nvpmodel -m 0 (MAXN on most boards; sudo nvpmodel -p --verbose lists them)",
+    # No number is advised: what mode 0 is differs, and on some boards it is one of the lowest.
+    return note(
+        f"{mode}: it bounds clocks and cores, and is not MAXN",
+        "sudo nvpmodel -p --verbose lists the modes; sudo nvpmodel -m ID takes the one to report",
     )
 
 
@@ -163,7 +186,7 @@ def _sensors(sensors: tuple[Sensor, ...], mend: str) -> Finding:
         return ok(f"readable: {', '.join(sensor.name for sensor in sensors)}")
     return warning(
         f"you may not read {', '.join(sensor.name for sensor in shut)}",
-        mend.format(" ".join(dict.fromkeys(sensor.path for sensor in shut))),
+        mend.format(" ".join(dict.fromkeys(shlex.quote(sensor.path) for sensor in shut))),
     )
 
 
@@ -182,15 +205,17 @@ CHECKS = (
         "you may use the GPU's device files",
         "Runs in containers are given the files' groups. Native runs have yours: without video "
         "(and render) on a Jetson, torch finds no GPU.",
-        "sudo usermod -aG video,render $USER, then log in again.",
+        "sudo usermod -aG video,render $USER, then log in again. Never join root's group: files of "
+        "root's get another by a udev rule, a card's by the driver's NVreg_DeviceFileGID.",
         _devices,
     ),
     Check(
         "power-mode",
-        "the Jetson runs in its largest power mode",
+        "which power mode the Jetson is in",
         "A power mode bounds clocks and the number of cores. A record keeps it, and rows of "
         "different modes are never put into one statistic.",
-        "sudo nvpmodel -m 0, or keep to the mode that you want to report.",
+        "sudo nvpmodel -p --verbose lists the modes; sudo nvpmodel -m ID takes the one to report. "
+        "Numbers differ between boards, and not every board has a mode called MAXN.",
         _power_mode,
     ),
     Check(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from narrowgauge.doctor.findings import Check, Finding, error, note, ok, skipped, warning
 from narrowgauge.doctor.situation import Problem, Situation
 from narrowgauge.targets import Target
@@ -59,14 +61,18 @@ def _results(at: Situation) -> Finding:
         return ok(f"{place.path} can be {'written' if place.exists else 'made'}")
     return error(
         f"you may not write to {place.path}, which belongs to user {place.owner}",
-        f"sudo chown -R $(id -u):$(id -g) {place.path}; or choose another: --results DIR",
+        f"sudo chown -R $(id -u):$(id -g) {shlex.quote(place.path)};"
+        " or choose another: --results DIR",
     )
 
 
 def _data(at: Situation) -> Finding:
     found = at.project.data
     if isinstance(found, Problem):
-        return note(f"{found.text()}: a set is being hashed?", "narrowgauge data verify")
+        if found.late:
+            return note(f"{found.text()}: a set is being hashed?", "narrowgauge data verify")
+        look = f"ls -la {shlex.quote(at.project.data_root)}: you must be able to read what is there"
+        return error(found.text(), found.next_step or look)
     corrupt = [each.name for each in found if each.state == "corrupt"]
     missing = [each.name for each in found if each.state == "missing"]
     if corrupt:
@@ -108,12 +114,13 @@ def _lab_python(at: Situation) -> Finding:
             "no native environment yet: the first native run makes one",
             "narrowgauge run mnist --executor native, or --lab-python PYTHON",
         )
+    remove = f"rm -r {shlex.quote(lab.path)}"
     if not lab.starts:
-        return warning(f"{lab.path} has lost its Python", f"rm -r {lab.path}; it is made anew")
+        return warning(f"{lab.path} has lost its Python", f"{remove}; it is made anew")
     if at.host.has_gpu and "+cpu" in lab.torch:
         return warning(
             f"torch {lab.torch} in {lab.path} has no CUDA, and there is a GPU",
-            f"rm -r {lab.path}; it is made anew with a torch for this host",
+            f"{remove}; it is made anew with a torch for this host",
         )
     return ok(f"Python {lab.python} with torch {lab.torch}")
 

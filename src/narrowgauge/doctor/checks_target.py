@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from narrowgauge.doctor.findings import Check, Finding, error, ok, skipped
+from narrowgauge.doctor.findings import Check, Finding, error, ok, skipped, warning
 from narrowgauge.doctor.situation import Engine, Situation
 from narrowgauge.fitting import Bound, Refusal, refusals
 from narrowgauge.machine import ARCHITECTURES
@@ -37,14 +37,21 @@ def _l4t(at: Situation) -> Finding:
     if at.host.l4t is None:
         return skipped("not a Jetson")
     found = _refused(at, Bound.L4T)
-    if found is not None:
-        return error(found.reason, found.remedy or "no release of L4T brings a target to this one")
-    return ok(f"L4T {at.host.l4t}")
+    if found is None:
+        return ok(f"L4T {at.host.l4t}")
+    assert at.target is not None
+    # A board that something else keeps from the target may not even take the release it asks for.
+    alone = len(refusals(at.target, at.host)) == 1
+    other = f"no L4T is known that brings {at.target.name} to this board; --on cpu, or see `target`"
+    return error(found.reason, found.remedy if alone and found.remedy else other)
 
 
 def _capability(at: Situation) -> Finding:
     if at.target is None or not at.target.fits.needs_gpu:
         return skipped("the target uses no GPU" if at.target else _NO_TARGET)
+    other_kind = _refused(at, Bound.GPU)
+    if other_kind is not None:
+        return skipped(f"{at.target.name} is not held against it: {other_kind.reason}")
     found = _refused(at, Bound.CAPABILITY)
     if found is not None:
         return error(found.reason, found.remedy or "--on cpu, or another target: see `target`")
@@ -55,13 +62,13 @@ def _capability(at: Situation) -> Finding:
 
 
 def _driver(at: Situation) -> Finding:
-    if at.host.driver_problem is not None:
-        return error(
-            at.host.driver_problem,
-            "install or mend the NVIDIA driver (after its update: reboot); nvidia-smi must answer",
-        )
     if at.host.l4t is not None:
         return skipped("a Jetson's driver comes with its L4T")
+    if at.host.driver_problem is not None:
+        mend = "install or mend it (after its update: reboot); nvidia-smi must answer"
+        if at.target is not None and not at.target.fits.needs_gpu:
+            return warning(f"{at.host.driver_problem}; {at.target.name} runs without it", mend)
+        return error(at.host.driver_problem, mend)
     if at.host.driver is None:
         return skipped("no NVIDIA driver")
     found = _refused(at, Bound.DRIVER)
@@ -103,8 +110,8 @@ CHECKS = (
         "the Jetson's L4T release is in the target's range",
         "An image for a Jetson takes the driver's libraries from the host, so it works with the "
         "L4T it was made for and no other. JetPack 4 has Python 3.6, which is too old.",
-        "Flash the JetPack that the remedy names. AGX Xavier and Xavier NX take JetPack 5.1 at "
-        "most; Orin takes 5.1 and 6.",
+        "Flash the JetPack that the remedy names, where it names one. AGX Xavier and Xavier NX "
+        "take JetPack 5.1 at most, Orin takes 5.1 and 6; TX2, Nano and Thor take neither.",
         _l4t,
     ),
     Check(

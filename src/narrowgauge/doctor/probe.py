@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import shutil
@@ -35,9 +36,11 @@ from narrowgauge.targets import Target, load_targets, target_named, unresolved
 
 __all__ = ["Surroundings", "gather", "gpu_states"]
 
-#: How long what answers slowly is waited for, in seconds, all of it together; and where there is a
-#: GPU, whose driver takes its time.
+#: How long what answers slowly is waited for, in seconds, all of it together; the engine and the
+#: docker command, which a busy host slows; and all where there is a GPU, whose driver takes its
+#: time.
 _PATIENCE_S = 1.5
+_PATIENCE_DOCKER_S = 5.0
 _PATIENCE_GPU_S = 8.0
 #: What the NVIDIA Container Toolkit puts on the path; with it the engine's `--gpus` works.
 _HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
@@ -78,7 +81,7 @@ class _Asked(Generic[T]):
         try:
             found, error = self._box.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
-            return Problem(f"{self._what} did not answer in time")
+            return Problem(f"{self._what} did not answer in time", late=True)
         if isinstance(error, NarrowgaugeError):
             return Problem.of(error)
         if isinstance(error, OSError):
@@ -96,18 +99,19 @@ def gather(where: Surroundings, on: str | None) -> Situation:
         target_named(targets, on)
     slow = has_driver(where.root) or (where.root / "etc/nv_tegra_release").exists()
     patience = where.patience_s or (_PATIENCE_GPU_S if slow else _PATIENCE_S)
-    until = began + patience
+    patience_docker = where.patience_s or (_PATIENCE_GPU_S if slow else _PATIENCE_DOCKER_S)
+    until, until_docker = began + patience, began + patience_docker
     asked_tool = _Asked("the docker command", lambda: _build_tool(where.env))
     asked_data = _Asked("the data folder", lambda: _data(where.data_root))
     asked_mode = _Asked("nvpmodel", lambda: ask_power_mode(where.root))
     asked_gpus = _Asked("NVML", lambda: _gpus(where.root))
     host = _host(_Asked("NVML", lambda: probe_host(where.root, where.machine)).answer(until), where)
     target, refused = _target(targets, host, on)
-    asked_engine = _Asked("the Docker engine", lambda: _engine(where, target, patience))
+    asked_engine = _Asked("the Docker engine", lambda: _engine(where, target, patience_docker))
     files, user = where.root, where.user
     mode, gpus = asked_mode.answer(until), asked_gpus.answer(until)
     power_mode = None if isinstance(mode, Problem) else mode
-    engine = asked_engine.answer(until)
+    engine = asked_engine.answer(until_docker)
     return Situation(
         host=host,
         targets=targets,
@@ -116,7 +120,7 @@ def gather(where: Surroundings, on: str | None) -> Situation:
         user=user,
         engine=engine,
         socket=_socket(where, engine),
-        build_tool=asked_tool.answer(until),
+        build_tool=asked_tool.answer(until_docker),
         gpus=() if isinstance(gpus, Problem) else gpus,
         processor=probe_files.processor(files),
         memory=probe_files.memory(files),
@@ -196,7 +200,8 @@ def _target(
 def _engine(where: Surroundings, target: Target | None, patience: float) -> Engine:
     from narrowgauge.executors.docker_client import ask, connect, engine_facts, inspect_image
 
-    client = connect(where.env, timeout_s=max(1, round(patience)))
+    # Longer than anybody waits: what is late is then always told as such.
+    client = connect(where.env, timeout_s=math.ceil(patience) + 1)
     try:
         version, info = ask(client, client.version), ask(client, client.info)
         names: tuple[str, ...] = ()
@@ -206,6 +211,7 @@ def _engine(where: Surroundings, target: Target | None, patience: float) -> Engi
             names = tuple(sorted(each["Name"] for each in listed.get("Volumes") or ()))
         address = str(getattr(client, "address", ""))
         folder = str(info.get("DockerRootDir") or "")
+        options = info.get("SecurityOptions") or ()
         return Engine(
             address=address,
             api=str(version.get("ApiVersion", "")),
@@ -215,7 +221,8 @@ def _engine(where: Surroundings, target: Target | None, patience: float) -> Engi
             hook=any(shutil.which(hook, path=where.env.get("PATH")) for hook in _HOOKS),
             folder=folder,
             free_bytes=_free(Path(folder)) if address.startswith("unix://") else None,
-            rootless=any("rootless" in word for word in info.get("SecurityOptions") or ()),
+            rootless=any("rootless" in word for word in options),
+            remaps=any("name=userns" in word for word in options),
             limits_memory=bool(info.get("MemoryLimit", True)),
             limits_swap=bool(info.get("SwapLimit", True)),
             has_image=target is not None and inspect_image(client, target.alias) is not None,
@@ -233,12 +240,12 @@ def _free(folder: Path) -> int | None:
 
 
 def _socket(where: Surroundings, engine: Engine | Problem) -> Socket:
-    named = where.env.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    from narrowgauge.executors.docker_client import engine_address
+
+    named, tls = engine_address(where.env)
     address = engine.address if isinstance(engine, Engine) else named
     path = address.removeprefix("unix://")
     mode = probe_files.socket_mode(Path(path)) if address.startswith("unix://") else None
-    # A context has its certificates with it; of DOCKER_HOST the environment says.
-    tls = bool(where.env.get("DOCKER_TLS_VERIFY")) or not where.env.get("DOCKER_HOST")
     return Socket(address, tls, mode)
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from narrowgauge.doctor.situation import (
     Board,
@@ -189,16 +189,17 @@ def _iio_rails(folder: Path) -> Iterator[tuple[Path, tuple[Path, ...]]]:
 
 
 def _memory_limit(root: Path) -> int | None:
-    """The control group's bound on this process, in bytes."""
+    """The bound on this process, in bytes: the least of its control group's and its parents'."""
+    found = []
     for line in (read(root / "proc/self/cgroup") or "").splitlines():
         number, kinds, place = line.split(":", 2)
-        below = place.lstrip("/")
         if number == "0":
-            text = read(root / "sys/fs/cgroup" / below / "memory.max")
+            base, name = root / "sys/fs/cgroup", "memory.max"
         elif "memory" in kinds.split(","):
-            text = read(root / "sys/fs/cgroup/memory" / below / "memory.limit_in_bytes")
+            base, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
         else:
             continue
-        if text and text.isdigit() and int(text) < _NO_LIMIT:
-            return int(text)
-    return None
+        below = PurePosixPath(place.lstrip("/"))
+        texts = [read(base / group / name) for group in (below, *below.parents)]
+        found += [int(text) for text in texts if text and text.isdigit()]
+    return min((limit for limit in found if limit < _NO_LIMIT), default=None)

@@ -33,12 +33,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Problem:
-    """Why something could not be had, with the way out. `code` is that of the error it was."""
+    """Why something could not be had, with the way out. `code` is that of the error it was; `late`:
+    nothing went wrong, but the answer did not come in time."""
 
     what: str
     why: str = ""
     next_step: str = ""
     code: ExitCode = ExitCode.INTERNAL
+    late: bool = False
 
     @classmethod
     def of(cls, error: NarrowgaugeError) -> Problem:
@@ -60,8 +62,8 @@ class User:
 @dataclass(frozen=True)
 class Engine:
     """What the Docker engine says. `free_bytes` is that of its images' folder, None where this
-    host does not see it. `hook`: what `--gpus` needs is installed here. `volumes` are this user's
-    cache volumes for the target."""
+    host does not see it. `hook`: what `--gpus` needs is installed here. `remaps`: it has
+    userns-remap. `volumes` are this user's cache volumes for the target."""
 
     address: str
     api: str
@@ -72,6 +74,7 @@ class Engine:
     folder: str = ""
     free_bytes: int | None = None
     rootless: bool = False
+    remaps: bool = False
     limits_memory: bool = True
     limits_swap: bool = True
     has_image: bool = False
@@ -80,7 +83,8 @@ class Engine:
 
 @dataclass(frozen=True)
 class Socket:
-    """How the engine is reached. `mode` is a unix socket's permission bits."""
+    """How the engine is reached. `mode` is a unix socket's permission bits, None where it is not
+    there."""
 
     address: str
     tls: bool

@@ -33,6 +33,7 @@ __all__ = [
     "GoneError",
     "ask",
     "connect",
+    "engine_address",
     "engine_facts",
     "inspect_image",
     "require_architecture",
@@ -55,7 +56,7 @@ def connect(env: Mapping[str, str], timeout_s: int = 60) -> docker.APIClient:
 
     `timeout_s` is for each answer. Raises DockerUnavailable, DockerPermission, DockerTooOld.
     """
-    host = env.get("DOCKER_HOST") or _context_host() or _DEFAULT_HOST
+    host, _ = engine_address(env)
     try:
         settings = docker.utils.kwargs_from_env(environment=dict(env))
         settings["base_url"] = host
@@ -66,6 +67,13 @@ def connect(env: Mapping[str, str], timeout_s: int = 60) -> docker.APIClient:
         return client
     except (DockerException, requests.exceptions.RequestException, OSError) as error:
         raise connection_error(error, host) from error
+
+
+def engine_address(env: Mapping[str, str]) -> tuple[str, bool]:
+    """Where the engine is, by DOCKER_HOST or Docker's context, and whether that asks for TLS."""
+    named = env.get("DOCKER_HOST")
+    host, tls = (named, False) if named else _context() or (_DEFAULT_HOST, False)
+    return host, tls or bool(env.get("DOCKER_TLS_VERIFY"))
 
 
 def inspect_image(client: docker.APIClient, name: str) -> Mapping[str, Any] | None:
@@ -149,15 +157,16 @@ def _knock(path: str) -> None:
         knocker.connect(path)
 
 
-def _context_host() -> str | None:
-    """The host of `docker context use NAME` (rootless engines, Docker Desktop)."""
+def _context() -> tuple[str, bool] | None:
+    """The host of `docker context use NAME` (rootless engines, Docker Desktop), and whether the
+    context has certificates for it."""
     if not (Path.home() / ".docker" / "config.json").exists():
         return None
     try:
         context = docker.ContextAPI.get_current_context()
     except (DockerException, OSError, ValueError):
         return None
-    return str(context.Host) if context.Host else None
+    return (str(context.Host), context.TLSConfig is not None) if context.Host else None
 
 
 def _offers_cdi(info: Mapping[str, Any]) -> bool:

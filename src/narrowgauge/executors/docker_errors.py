@@ -110,6 +110,13 @@ _REFUSALS = (
 def connection_error(error: BaseException, host: str) -> NarrowgaugeError:
     """Why no engine answers at `host`, told apart by what the socket said."""
     text = _chain(error)
+    if host.startswith("ssh://"):
+        return DockerUnavailable(
+            f"an engine cannot be used over ssh: {host}",
+            why="a run mounts folders of this host, and that engine sees only those of its own",
+            next_step="run narrowgauge on that machine; or use the engine of this one: unset"
+            " DOCKER_HOST, docker context use default; or --executor native",
+        )
     if "permission denied" in text.lower():
         return DockerPermission(
             f"the Docker engine at {host} does not let you in",
