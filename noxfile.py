@@ -81,3 +81,10 @@ def bench_launcher(session: nox.Session) -> None:
     """What the launcher costs over a bare `docker run`: medians of interleaved pairs."""
     session.install("-e", ".")
     session.run("python", "benchmarks/launcher/bench.py", *session.posargs)
+
+
+@nox.session(name="bench-images")
+def bench_images(session: nox.Session) -> None:
+    """What images cost to build again and in bytes, and what desktop.sh adds to `docker run`."""
+    session.install("-e", ".")
+    session.run("python", "benchmarks/images/bench.py", *session.posargs)

@@ -172,6 +172,8 @@ def _script(bench: Bench, image: str) -> Figure:
     script = [str(bench.root / "scripts/desktop.sh"), "--image", image]
     script += ["--results", str(bench.folder / "results"), "--data", str(bench.folder / "data")]
     script += ["mnist", "-p", "data=synthetic"]
+    for name in ("results", "data"):
+        (bench.folder / name).mkdir()
     line = subprocess.run(
         [script[0], "--dry-run", *script[1:]], env=env, capture_output=True, text=True, check=True
     ).stdout

@@ -67,8 +67,9 @@ def test_a_marker_reaches_the_page(tmp_path: Path) -> None:
         main(["--check"], tmp_path)
 
 
-def test_the_table_of_the_launchers_cost_is_that_of_its_samples() -> None:
-    folder = ROOT / "benchmarks" / "launcher"
+@pytest.mark.parametrize("name", ["launcher", "images"])
+def test_the_table_of_a_benchmark_is_that_of_its_samples(name: str) -> None:
+    folder = ROOT / "benchmarks" / name
     page = (folder / "README.md").read_text(encoding="utf-8")
     (samples,) = (folder / "reference").glob("*.json")
     shown = subprocess.run(
