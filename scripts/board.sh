@@ -1,16 +1,16 @@
 # shellcheck shell=sh
-# What jetson.sh and desktop.sh share: the image for this checkout, the data, the container, and what
-# the host was like. Each of them says which target it is, and how this host gives a container the
-# GPU. POSIX sh, the docker command and sha256sum; busybox's will do.
+# What jetson.sh and desktop.sh share: options, the engine, the data and the container; image.sh has
+# the image, facts.sh what the host is like. Each of the two says which target it is, and how this
+# host gives a container the GPU. POSIX sh, the docker command and sha256sum; busybox's will do.
 
 : "${root:?the checkout}" "${program:?the script that sources this}"
 # shellcheck source=scripts/env.sh
 . "$root/scripts/env.sh"
 
 # As in src/narrowgauge_contract/errors.py.
-usage=2 not_applicable=3 docker_unavailable=10 docker_permission=11 build_failed=13
-container_refused=15 docker_too_old=16 data_corrupt=21 results_unwritable=23 out_of_memory=31 killed_code=32 interrupted=130
-# What is needed of the engine came with this version.
+usage=2 not_applicable=3 docker_unavailable=10 docker_permission=11 container_refused=15
+docker_too_old=16 results_unwritable=23 out_of_memory=31 killed_code=32 interrupted=130
+# What is needed of the engine came with this version, whose API is 1.41.
 engine_least=20.10
 
 # Where the host's own files are; tests have their own.
@@ -24,6 +24,8 @@ esac
 
 # shellcheck source=scripts/facts.sh
 . "$root/scripts/facts.sh"
+# shellcheck source=scripts/image.sh
+. "$root/scripts/image.sh"
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -36,6 +38,9 @@ fail() {
 }
 
 table() { grep -v '^#' "$root/images/targets.table"; }
+
+# of_target N: the N-th part of this target's line in the table.
+of_target() { table | awk -F '|' -v name="$target" -v part="$1" '$1 == name { print $part }'; }
 
 # version_below A B: whether A is an older version than B, part by part as numbers.
 version_below() {
@@ -94,14 +99,9 @@ parse() {
             ;;
         --build) build=yes ;;
         --dry-run) dry=yes ;;
+        --image=* | --load=* | --data=* | --results=*) option "${1%%=*}" "${1#*=}" ;;
         --image | --load | --data | --results)
-            if [ $# -lt 2 ]; then fail $usage "$1 needs a value" '' "./scripts/$program --help"; fi
-            case $1 in
-            --image) image=$2 ;;
-            --load) load=$2 ;;
-            --data) data=$(absolute "$2") ;;
-            --results) results=$(absolute "$2") ;;
-            esac
+            option "$1" "${2-}"
             shift
             ;;
         *) break ;;
@@ -119,11 +119,34 @@ parse() {
         shift
         ;;
     esac
-    if [ ! -f "$root/experiments/$experiment/experiment.toml" ]; then
+    case $experiment in */* | .*) known='' ;; *) known=$root/experiments/$experiment/experiment.toml ;; esac
+    if [ ! -f "$known" ]; then
         fail $usage "there is no experiment '$experiment'" '' \
             "one of: $(cd "$root/experiments" && printf '%s ' */experiment.toml | sed 's|/experiment.toml||g')"
     fi
+    for word; do
+        case $word in
+        --build | --dry-run | --image | --image=* | --load | --load=* | --data | --data=* | --results | --results=*)
+            fail $usage "${word%%=*} comes before the experiment" \
+                'what follows the experiment goes to the lab' "./scripts/$program ${word%%=*} … $experiment"
+            ;;
+        --out | --out=* | --job | --job=* | --experiments | --experiments=* | --host-facts | --host-facts=*)
+            fail $usage "${word%%=*} is this script's own to give to the lab" '' "./scripts/$program --help"
+            ;;
+        esac
+    done
     words=$(quote "$@")
+}
+
+# option NAME VALUE
+option() {
+    if [ -z "$2" ]; then fail $usage "$1 needs a value" '' "./scripts/$program --help"; fi
+    case $1 in
+    --image) image=$2 ;;
+    --load) load=$2 ;;
+    --data) data=$(absolute "$2") ;;
+    --results) results=$(absolute "$2") ;;
+    esac
 }
 
 absolute() {
@@ -145,143 +168,65 @@ quote() {
     done
 }
 
-# Sets engine_version, engine_runtimes, engine_default_runtime, engine_folder.
+# Sets engine_version, engine_runtimes, engine_default_runtime, engine_folder, engine_cdi.
 check_engine() {
     if ! command -v docker >/dev/null 2>&1; then
         fail $docker_unavailable 'there is no docker command here' '' \
             'sudo apt-get install docker.io, then log in again'
     fi
+    # Warnings go to its standard error, of a config.json that is not ours to read for one.
     said=$(docker info --format \
-        '{{.ServerVersion}}|{{range $name, $_ := .Runtimes}}{{$name}} {{end}}|{{.DefaultRuntime}}|{{.DockerRootDir}}' 2>&1) || said="failed: $said"
-    # A warning may stand before the answer, and an old client succeeds without one.
-    case $(field 1 "$said") in '') said="failed: $said" ;; esac
-    case $said in
-    failed:*ermission\ denied*)
-        fail $docker_permission 'the Docker engine does not let you in' "$said" \
-            "sudo usermod -aG docker $(id -un), then log in again"
-        ;;
-    failed:*)
-        fail $docker_unavailable 'no Docker engine answers' "${said#failed: }" \
-            'sudo systemctl start docker'
-        ;;
-    esac
+        '{{.ServerVersion}}|{{range $name, $_ := .Runtimes}}{{$name}} {{end}}|{{.DefaultRuntime}}|{{.DockerRootDir}}|{{json .}}' \
+        2>/dev/null) || said=''
     engine_version=$(field 1 "$said")
+    if [ -z "$engine_version" ]; then no_engine; fi
     engine_runtimes=$(field 2 "$said")
     engine_default_runtime=$(field 3 "$said")
     engine_folder=$(field 4 "$said")
+    # Docker 25 and newer name these folders where CDI is switched on; older ones cannot do it.
+    case $said in *'"CDISpecDirs":["'*) engine_cdi=yes ;; *) engine_cdi='' ;; esac
     if version_below "$engine_version" $engine_least; then
         fail $docker_too_old "Docker $engine_version is too old" \
-            "Docker $engine_least or newer is needed" \
+            "Docker $engine_least (API 1.41) or newer is needed" \
             'sudo apt-get update && sudo apt-get install docker.io'
     fi
+}
+
+# Why no engine answers. `info` of Docker 20.10 does not say it.
+no_engine() {
+    said=$(docker ps 2>&1) || true
+    case $said in
+    *'permission denied while trying to connect'*)
+        fail $docker_permission 'the Docker engine does not let you in' "$said" \
+            "sudo usermod -aG docker $(id -un), then log in again"
+        ;;
+    esac
+    fail $docker_unavailable 'no Docker engine answers' "$said" 'sudo systemctl start docker'
 }
 
 # field N TEXT: the N-th part of a line parted by `|`.
 field() { printf '%s\n' "$2" | tail -n 1 | cut -d '|' -f "$1"; }
 
-# The name of what a build would hold now; the launcher computes the same.
-content_tag() (
-    cd "$root" || exit 1
-    {
-        for file in docker/entrypoint.sh "images/$target/Dockerfile" "images/$target/verify" \
-            "docker/locks/$target.txt" "docker/locks/$target-notebook.txt"; do
-            if [ -f "$file" ]; then printf '%s\n' "$file"; fi
-        done
-        find src/narrowgauge_contract src/narrowgauge_data src/narrowgauge_kernels \
-            src/narrowgauge_lab -type d \( -name '.*' -o -name __pycache__ -o -name build \) -prune \
-            -o -type f ! -name '.*' ! -name '*.pyc' -print
-    } | LC_ALL=C sort | tr '\n' '\0' | xargs -0 sha256sum | sha256sum | cut -c 1-16
-)
-
-# Sets `image`: the one that was named or loaded, or the one of this checkout, built where it is not.
-find_image() {
-    if [ -n "$load" ]; then load_image; fi
-    if [ -n "$image" ]; then
-        docker image inspect "$image" >/dev/null 2>&1 ||
-            fail $usage "there is no image $image" '' "./scripts/$program --build $experiment builds one"
-        check_image
-        return
-    fi
-    tag=$(content_tag)
-    image=narrowgauge/$target:$tag
-    if [ -n "$dry" ]; then return 0; fi
-    if [ -n "$build" ] || ! docker image inspect "$image" >/dev/null 2>&1; then build_image; fi
-}
-
-# An image of another target or machine would fail later, and with fewer words.
-check_image() {
-    said=$(docker image inspect --format \
-        '{{index .Config.Labels "io.narrowgauge.target"}}|{{.Architecture}}' "$image")
-    if [ "$(field 1 "$said")" != "$target" ] || [ "$(field 2 "$said")" != "$(machine_architecture)" ]; then
-        fail $not_applicable "$image is not for this host" \
-            "it is for $(field 1 "$said") on $(field 2 "$said"), this host is $target on $(machine_architecture)" \
-            "leave --image out, and the right one is built"
-    fi
-}
-
-# Checks the archive against what was written beside it, loads it, and takes the image it names.
-load_image() {
-    for file in "$load" "$load.json"; do
-        if [ ! -f "$file" ]; then
-            fail $usage "there is no $file" '' 'both files that `narrowgauge images save` wrote are needed'
-        fi
-    done
-    wanted=$(manifest sha256)
-    if [ "$(sha256sum <"$load" | cut -d ' ' -f 1)" != "$wanted" ]; then
-        fail $data_corrupt "$load is not what was saved" "expected sha256 $wanted" \
-            'copy it again, together with its .json'
-    fi
-    say "loading $load"
-    docker load --input "$load" >&2 || fail $build_failed "$load cannot be loaded" '' 'docker says why above'
-    image=$(manifest image)
-    check_image
-    docker tag "$image" "narrowgauge/$target:local"
-}
-
-# manifest KEY: a text of FILE.json.
-manifest() { tr ',{}' '\n\n\n' <"$load.json" | sed -n "s/^ *\"$1\": *\"\\([^\"]*\\)\".*/\\1/p"; }
-
-build_image() {
-    base=$(table | awk -F '|' -v name="$target" '$1 == name { print $10 }')
-    unresolved=$(table | awk -F '|' -v name="$target" '$1 == name { print $11 }')
-    say "building $image on $base: the first time this downloads the base, which may take an hour"
-    if [ -d "$engine_folder" ]; then
-        say "free in $engine_folder: $(df -Pk "$engine_folder" | awk 'NR == 2 { printf "%.0f GB", $4 / 1e6 }')"
-    fi
-    if [ -n "$unresolved" ]; then say "unresolved pins: $unresolved; the records say so"; fi
-    if docker buildx version >/dev/null 2>&1; then set -- buildx build --load; else set -- build; fi
-    # Its own name only once it is checked: what has that name is taken without another look.
-    unchecked=$image-unchecked
-    DOCKER_BUILDKIT=1 docker "$@" --label "io.narrowgauge.content=$tag" --tag "$unchecked" \
-        --file "$root/images/$target/Dockerfile" "$root" >&2 ||
-        fail $build_failed "the image for $target cannot be built" \
-            'docker says why above; without a network the base cannot be had' \
-            "on another machine: narrowgauge images build $target && narrowgauge images save $target --out FILE
-then here: ./scripts/$program --load FILE $experiment"
-    say 'checking the image'
-    eval "set -- $(accelerator_words)"
-    docker run --rm --network none --read-only --cap-drop ALL --security-opt no-new-privileges \
-        --tmpfs /tmp:exec --tmpfs /cache:exec "$@" --entrypoint /opt/narrowgauge/verify "$unchecked" >&2 ||
-        fail $build_failed "the check of $image fails" 'it says what above' "./scripts/$program --build $experiment"
-    docker tag "$unchecked" "$image"
-    docker tag "$unchecked" "narrowgauge/$target:local"
-    docker rmi "$unchecked" >/dev/null
-}
-
-# The data sets that the run reads: what its parameter says, else that parameter's default.
+# The data sets that the run reads: what its parameter says, else what the profile says of that
+# parameter, else its default.
 data_sets() {
     file=$root/experiments/$experiment/experiment.toml
     parameter=$(toml_text "$file" data parameter)
     toml_list "$file" data sets
     if [ -z "$parameter" ]; then return 0; fi
-    chosen=$(toml_text "$file" "parameters.$parameter" default)
+    profile=short chosen='' before=''
     eval "set -- $words"
     for word; do
         case $word in
-        "$parameter="*) chosen=${word#*=} ;;
-        "-p$parameter="* | "--parameter=$parameter="*) chosen=${word#*"$parameter="} ;;
+        "$parameter="* | "-p$parameter="*) chosen=${word#*=} ;;
+        "--parameter=$parameter="*) chosen=${word#*=*=} ;;
+        --profile=*) profile=${word#*=} ;;
         esac
+        if [ "$before" = --profile ]; then profile=$word; fi
+        before=$word
     done
+    chosen=${chosen:-$(toml_text "$file" "profiles.$profile" "$parameter")}
+    chosen=${chosen:-$(toml_text "$file" "parameters.$parameter" default)}
     printf '%s\n' "$chosen" | tr ',' '\n' | grep -v '^synthetic$' || true
 }
 
@@ -301,6 +246,7 @@ fetch_data() {
             --security-opt no-new-privileges --tmpfs /tmp:rw,exec,nosuid,nodev,mode=1777 \
             --env HOME=/tmp "$@" --mount "$(bind "$data" /data)" "$image" fetch "$name" >&2 || {
             code=$?
+            case $code in 125 | 126 | 127) code=$container_refused ;; esac
             fail "$code" "$name could not be fetched" 'it says why above' \
                 "put it into $data, or try made-up data: ./scripts/$program $experiment -p data=synthetic"
         }
@@ -324,7 +270,7 @@ accelerator_words() {
     esac
 }
 
-read_only_root() { table | awk -F '|' -v name="$target" '$1 == name { print $9 }'; }
+read_only_root() { of_target 9; }
 
 # The words of the container, quoted. The same as src/narrowgauge/container.py gives a run's; a test
 # compares them.
@@ -353,7 +299,8 @@ container_words() {
 start() {
     said=$(docker image inspect --format "$(image_template)" "$image" 2>/dev/null) || said=''
     container=narrowgauge-$experiment-$(date -u +%Y%m%dT%H%M%SZ)-$$
-    tag=$(field 5 "$said")
+    # One that is not there has the tag that it will be built with.
+    if [ -n "$said" ]; then tag=$(field 5 "$said"); fi
     tag=${tag:-$(field 1 "$said")}
     cache=narrowgauge-cache-$target-$(printf '%s' "${tag##*:}" | cut -c 1-12)-$(id -u)
     facts=$(mktemp "${TMPDIR:-/tmp}/narrowgauge-host.XXXXXX")
@@ -374,11 +321,14 @@ start() {
 
 # Runs the container to its end, whatever ends it; then takes care that there is a record.
 finish() {
-    # In the background, so that a signal to this script is heard at once.
-    docker "$@" </dev/null &
+    # In the background, so that a signal to this script is heard at once. The client would pass on a
+    # terminal's Ctrl-C too, and a second signal tells the lab not to end in order.
+    shift 3
+    docker run --name "$container" --sig-proxy=false "$@" </dev/null &
     client=$!
     stopped=''
-    trap 'stopped=yes; docker stop --time 30 "$container" >/dev/null 2>&1' INT TERM HUP
+    # Too early for a container to be there, the client is what has to be stopped.
+    trap 'stopped=yes; docker stop -t 30 "$container" >/dev/null 2>&1 || kill "$client" 2>/dev/null' INT TERM HUP
     code=0
     wait "$client" || code=$?
     if [ -n "$stopped" ]; then
@@ -387,8 +337,8 @@ finish() {
     fi
     trap - INT TERM HUP
     killed=$(docker inspect --format '{{.State.OOMKilled}}' "$container" 2>/dev/null) || killed=''
-    docker rm --force "$container" >/dev/null 2>&1 || true
     folder=$(new_folder)
+    docker rm --force "$container" >/dev/null 2>&1 || true
     if [ -n "$folder" ] && [ ! -f "$folder/record.json" ]; then save_record; fi
     if [ -n "$folder" ]; then say "results: $folder"; fi
     case $code in
@@ -400,15 +350,27 @@ finish() {
             'fewer images at once: -p batch=16; or more swap'
     fi
     # 128 and a signal's number is what docker gives; the lab ends interrupted by itself.
-    if [ "$code" -gt 128 ] && [ "$code" != $interrupted ]; then code=$killed_code; fi
+    if [ "$code" -gt 128 ] && [ "$code" != $interrupted ]; then
+        if [ -n "$stopped" ]; then code=$interrupted; else code=$killed_code; fi
+    fi
     exit "$code"
 }
 
-# The run's folder: the lab chose its name, and it was not there before.
+# The run's folder, whose name the lab chose: what it said last, else one that was not there before,
+# with a record unless the lab was killed. Another run may have begun meanwhile.
 new_folder() {
-    for name in $(runs_there); do
-        case " $before " in *" $name "*) ;; *) printf '%s\n' "$results/$experiment/$name" ;; esac
-    done | tail -n 1
+    name=$(docker logs --tail 1 "$container" 2>/dev/null | sed -n "s|^in /results/$experiment/||p")
+    recorded='' unrecorded=''
+    for other in $(runs_there); do
+        case " $before " in *" $other "*) continue ;; esac
+        if [ -f "$results/$experiment/$other/record.json" ]; then recorded=$other; else unrecorded=$other; fi
+    done
+    if [ "$code" -gt 128 ]; then
+        name=${name:-${unrecorded:-$recorded}}
+    else
+        name=${name:-${recorded:-$unrecorded}}
+    fi
+    if [ -n "$name" ]; then printf '%s\n' "$results/$experiment/$name"; fi
 }
 
 runs_there() (

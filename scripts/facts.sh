@@ -50,30 +50,46 @@ exceptions() {
 
 cpu_model() {
     # Where there is a device tree it names the board; what ARM kernels say of the CPU names none.
-    model=$(tr -d '\000' <"$system/proc/device-tree/model" 2>/dev/null) || model=''
+    model=$(cat "$system/proc/device-tree/model" 2>/dev/null | tr -d '\000')
     if [ -z "$model" ]; then
         model=$(sed -n 's/^model name[[:space:]]*: //p' "$system/proc/cpuinfo" 2>/dev/null | sed -n 1p)
     fi
     printf '%s\n' "${model:-$(uname -m)}"
 }
 
-# The CPU's governor, and the lines NAME|VALUE that the script added in `clocks`.
+# The CPU's governor and bounds, and the lines NAME|VALUE that the script put into `clocks`. Names and
+# units are those of src/narrowgauge/machine.py.
 all_clocks() {
-    governor=$(cat "$system/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor" 2>/dev/null) || governor=''
     comma=''
-    printf 'cpu_scaling_governor|%s\n%s\n' "$governor" "$clocks" | while IFS='|' read -r name value; do
+    { cpu_clocks && printf '%s\n' "$clocks"; } | while IFS='|' read -r name value; do
         if [ -z "$name" ] || [ -z "$value" ]; then continue; fi
-        printf '%s%s: %s' "$comma" "$(json "$name")" "$(json "$value")"
+        printf '%s%s: %s' "$comma" "$(json "$name")" "$(value "$value")"
         comma=', '
     done
 }
 
-all_gpus() {
-    comma=''
-    printf '%s\n' "$gpus" | while read -r name; do
-        if [ -n "$name" ]; then printf '%s{"name": %s}' "$comma" "$(json "$name")" && comma=', '; fi
+# The kernel tells them in kHz.
+cpu_clocks() {
+    for name in scaling_governor scaling_min_freq scaling_max_freq; do
+        value=$(cat "$system/sys/devices/system/cpu/cpu0/cpufreq/$name" 2>/dev/null) || continue
+        case $value in *[!0-9]* | '') ;; *) value=${value}000 ;; esac
+        printf 'cpu_%s|%s\n' "$name" "$value"
     done
 }
+
+# Lines CAPABILITY|BYTES|NAME in `gpus`; what the driver does not tell is empty.
+all_gpus() {
+    comma=''
+    printf '%s\n' "$gpus" | while IFS='|' read -r capability bytes name; do
+        if [ -z "$name" ]; then continue; fi
+        printf '%s{"name": %s, "capability": %s, "memory_bytes": %s}' "$comma" "$(json "$name")" \
+            "$(if [ -n "$capability" ]; then json "$capability"; else echo null; fi)" "${bytes:-null}"
+        comma=', '
+    done
+}
+
+# value TEXT: a number where it is one, else a text.
+value() { case $1 in 0?* | *[!0-9]*) json "$1" ;; *) printf '%s' "$1" ;; esac; }
 
 image_facts() {
     if [ -z "$1" ]; then echo null && return; fi
@@ -89,6 +105,9 @@ image_facts() {
 
 git_facts() {
     commit=$(git -C "$root" rev-parse HEAD 2>/dev/null) || { echo null && return; }
-    if [ -n "$(git -C "$root" status --porcelain 2>/dev/null)" ]; then dirty=true; else dirty=false; fi
+    # As the launcher asks it, in src/narrowgauge/checkout.py.
+    changed=$(git -C "$root" --no-optional-locks status --porcelain --untracked-files=no 2>/dev/null) ||
+        { echo null && return; }
+    if [ -n "$changed" ]; then dirty=true; else dirty=false; fi
     printf '{"commit": %s, "dirty": %s}' "$(json "$commit")" $dirty
 }

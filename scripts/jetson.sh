@@ -26,7 +26,8 @@ choose_target() {
             "$system/etc/nv_tegra_release has no L4T release" \
             'on a PC: ./scripts/desktop.sh, or ./scripts/run.sh'
     fi
-    if version_below "$l4t" 35; then
+    # 34 was the preview of JetPack 5.
+    if version_below "$l4t" 34; then
         fail $not_applicable "L4T $l4t is JetPack 4, whose Python 3.6 is at its end" \
             'no image of Narrowgauge works on it' \
             'flash JetPack 5.1 (AGX Xavier and Xavier NX take it; TX2 and Nano do not)'
@@ -53,15 +54,19 @@ check_accelerator() {
     *)
         fail $container_refused 'this engine has no NVIDIA runtime' \
             'without it a container on a Jetson runs on the CPU, without a word' \
-            'sudo apt-get install nvidia-container-toolkit
-sudo nvidia-ctk runtime configure --runtime=docker --set-as-default
-sudo systemctl restart docker'
+            'sudo apt-get install nvidia-container-toolkit; then in /etc/docker/daemon.json:
+{
+  "runtimes": {"nvidia": {"path": "nvidia-container-runtime", "runtimeArgs": []}},
+  "default-runtime": "nvidia"
+}
+and: sudo systemctl restart docker'
         ;;
     esac
     accelerator=$accelerators
     if [ "$engine_default_runtime" != nvidia ]; then
         say "warning: the default runtime is $engine_default_runtime, not nvidia; this run asks for it by"
-        say '  name, other tools and builds do not. In /etc/docker/daemon.json: "default-runtime": "nvidia"'
+        say '  name, other tools and builds do not. Beside "runtimes" in /etc/docker/daemon.json:'
+        say '  "default-runtime": "nvidia"    and then: sudo systemctl restart docker'
     fi
 }
 
@@ -83,10 +88,11 @@ machine_extra() {
 }
 
 # GPU MinFreq=…, EMC MinFreq=… and cpu0: …, a line each; needs root, and tells others so.
+# unverified: the lines of jetson_clocks --show | no Jetson was at hand | sudo jetson_clocks --show, then sudo ./scripts/jetson.sh mnist and look at host.machine.clocks in its record.json
 jetson_clocks_say() {
     shown=$(jetson_clocks --show 2>/dev/null) || return 0
-    printf '%s\n' "$shown" |
-        sed -n 's/^\(GPU\|EMC\) \(.*=.*\)$/\1|\2/p; s/^\(cpu[0-9]*\): *\(.*=.*\)$/\1|\2/p'
+    printf '%s\n' "$shown" | awk '/^(cpu[0-9]+|GPU|EMC):? .*=/ {
+        name = $1; sub(/:$/, "", name); sub(/^[^ ]* +/, ""); print name "|" $0 }'
 }
 
 # What every user may read: the GPU's clock now and its bounds, in Hz.

@@ -27,8 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Answers as a driver of the time of 21.07 would.
 _CARD = """#!/bin/sh
-case "$1" in *driver_version*) echo 470.57.02 ;; *compute_cap*) echo 8.6 ;; *name*) echo a card ;;
-*clocks*) echo '1410, 1980, 9501, 9501' ;; esac
+echo '8.6, 470.57.02, 49140, 1410, 1980, 9501, 9501, a card'
 """
 #: The true docker with a claimed runtime, without --gpus, and without what the lab would do.
 _DOCKER = """#!/bin/sh

@@ -17,6 +17,10 @@ R32 = (
     "# R32 (release), REVISION: 7.1, GCID: 29818004, BOARD: t186ref, EABI: aarch64, "
     "DATE: Sat Feb 19 17:07:00 UTC 2022"
 )
+R34 = (
+    "# R34 (release), REVISION: 1.1, GCID: 30414990, BOARD: t186ref, EABI: aarch64, "
+    "DATE: Tue May 17 04:20:55 UTC 2022"
+)
 R35 = (
     "# R35 (release), REVISION: 2.1, GCID: 32413640, BOARD: t186ref, EABI: aarch64, "
     "DATE: Tue Jan 24 23:38:33 UTC 2023"
@@ -32,19 +36,27 @@ _DOCKER = r"""#!/bin/sh
 { for word; do printf '%s\n' "$word"; done; echo; } >>"$FAKE/calls"
 case "$1 ${2-}" in
 "info --format")
-    if [ -f "$FAKE/info.fail" ]; then cat "$FAKE/info.fail" >&2; exit 1; fi
+    echo "WARNING: Error loading config file: /home/x/.docker/config.json: permission denied" >&2
+    if [ -f "$FAKE/ps.fail" ]; then echo 'template: nil pointer' >&2; exit 1; fi
     cat "$FAKE/info" ;;
+"ps ") cat "$FAKE/ps.fail" >&2; exit 1 ;;
+"--version ") cat "$FAKE/version" 2>/dev/null || echo "Docker version 20.10.21, build 1" ;;
 "image inspect")
     case $* in
+    *RepoDigests*) echo "nvcr.io/nvidia/base@sha256:ba5e sha256:1d" ;;
     *io.narrowgauge.target*) cat "$FAKE/kind" ;;
-    *--format*) cat "$FAKE/described" ;;
+    */l4t-ml:*) [ -f "$FAKE/base" ] || exit 1 ;;
+    *--format*) [ -f "$FAKE/there" ] || exit 1; cat "$FAKE/described" ;;
     *) [ -f "$FAKE/there" ] || { echo "Error: No such image: $3" >&2; exit 1; } ;;
     esac ;;
 "buildx version") [ -f "$FAKE/buildx" ] || exit 1 ;;
-"build --label" | "buildx build") [ ! -f "$FAKE/build.fail" ] || exit 1 ;;
+"pull "*) [ ! -f "$FAKE/pull.fail" ] || exit 1 ;;
+"build "* | "buildx build") [ ! -f "$FAKE/build.fail" ] || exit 1 ;;
 "tag "*) : >"$FAKE/there" ;;
+"logs --tail") cat "$FAKE/log" 2>/dev/null ;;
 "inspect --format") cat "$FAKE/oom" 2>/dev/null || echo false ;;
-"stop "*) : >"$FAKE/stopped" ;;
+"stop "*) if [ -f "$FAKE/early" ]; then exit 1; fi
+    : >"$FAKE/stopped" ;;
 "run "*)
     case $* in
     *" fetch "*) exit "$(cat "$FAKE/fetch.code" 2>/dev/null || echo 0)" ;;
@@ -55,6 +67,10 @@ case "$1 ${2-}" in
         type=bind,source=*,target=/host.json*) file=${word#type=bind,source=}
             cat "${file%%,target*}" >"$FAKE/host.json" ;;
     esac; done
+    if [ -f "$FAKE/early" ]; then
+        : >"$FAKE/running"
+        exec sleep 30
+    fi
     sleep 0.05
     case $* in *" run resnet "*) made=$RESULTS/resnet/1 ;; *) made=$RESULTS/mnist/1 ;; esac
     if [ -f "$FAKE/no-folder" ]; then exit "$(cat "$FAKE/code")"; fi
@@ -68,6 +84,17 @@ case "$1 ${2-}" in
     exit "$(cat "$FAKE/code" 2>/dev/null || echo 0)" ;;
 esac
 exit 0
+"""
+#: Drivers before 510 answer so to the question for capabilities.
+_SMI = """#!/bin/sh
+echo asked >>"$FAKE/asked"
+case "$1" in
+*compute_cap*) if [ ! -s "$FAKE/cards" ]; then
+        echo 'Field "compute_cap" is not a valid field to query.'; exit 2
+    fi
+    cat "$FAKE/cards" ;;
+*) cat "$FAKE/cards.old" ;;
+esac
 """
 _UNAME = '#!/bin/sh\ncase "$1" in -m) cat "$FAKE/machine" ;; -r) echo 5.10.104-tegra ;; esac\n'
 #: What the scripts may use; a board has no more.
@@ -155,6 +182,13 @@ class Board:
             time.sleep(0.02)
 
 
+def info(board: Board, version: str, runtimes: str, *, cdi: bool = False) -> str:
+    """What `docker info` says of an engine with `runtimes`, of which the last is the default."""
+    default = runtimes.split()[-1]
+    body = '{"CDISpecDirs":["/etc/cdi","/var/run/cdi"]}' if cdi else '{"CDISpecDirs":null}'
+    return f"{version}|{runtimes} |{default}|{board.folder}|{body}\n"
+
+
 def make_board(shell: str, folder: Path) -> Board:
     """A Jetson AGX Xavier on L4T 35.2.1, with an image and data, for `dash` or `busybox`."""
     checkout = folder / "check out"
@@ -183,7 +217,7 @@ def make_board(shell: str, folder: Path) -> Board:
 
 def jetson(board: Board, release: str = R35, target: str = "jetson") -> None:
     board.answer("machine", "aarch64\n")
-    board.answer("info", f"20.10.21|io.containerd.runc.v2 nvidia runc |nvidia|{board.folder}\n")
+    board.answer("info", info(board, "20.10.21", "io.containerd.runc.v2 runc nvidia"))
     board.answer("kind", f"{target}|arm64\n")
     board.answer("described", "sha256:1|l4t|sha256:2|false|0123456789abcdef\n")
     board.place("etc/nv_tegra_release", release + "\n")
@@ -199,17 +233,12 @@ def desktop(board: Board, driver: str = "580.65.06", cards: str = "8.6") -> None
     """A PC. `cards` is empty for a driver that does not know the question."""
     (board.system / "etc/nv_tegra_release").unlink(missing_ok=True)
     board.answer("machine", "x86_64\n")
-    board.answer("info", f"28.1.0|nvidia runc |runc|{board.folder}\n")
+    board.answer("info", info(board, "28.1.0", "nvidia runc"))
     board.answer("kind", "desktop|amd64\n")
-    board.answer("driver", driver + "\n")
-    board.answer("cards", cards.replace(",", "\n") + "\n")
-    board.program(
-        "nvidia-smi",
-        '#!/bin/sh\ncase "$1" in\n*driver_version*) cat "$FAKE/driver" ;;\n'
-        '*compute_cap*) [ "$(cat "$FAKE/cards")" ] || { echo not a valid field; exit 2; }\n'
-        '    cat "$FAKE/cards" ;;\n'
-        '*clocks*) echo "1410, 1980, 9501, 9501" ;;\n*name*) echo "NVIDIA RTX A6000" ;;\nesac\n',
-    )
+    each = f"{driver}, 49140, 1410, 1980, 9501, 9501, NVIDIA RTX A6000\n"
+    board.answer("cards", "".join(f"{card}, {each}" for card in cards.split(",") if card))
+    board.answer("cards.old", each)
+    board.program("nvidia-smi", _SMI)
 
 
 def terminate(process: subprocess.Popen[str]) -> None:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from board import Board, make_board
 
 from narrowgauge.targets import TARGETS_FILE, Target, load_targets
 
@@ -26,3 +27,16 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copytree(ROOT / name, root / name, ignore=ignore)
     shutil.copy2(ROOT / "compose.yaml", root)
     return root
+
+
+@pytest.fixture(params=["dash", "busybox"])
+def board(request: pytest.FixtureRequest, tmp_path: Path) -> Board:
+    if shutil.which(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    return make_board(request.param, tmp_path)
+
+
+@pytest.fixture
+def dash(tmp_path: Path) -> Board:
+    """For what does not depend on the shell."""
+    return make_board("dash", tmp_path)
