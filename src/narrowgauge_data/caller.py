@@ -44,7 +44,7 @@ class Caller:
             if error.errno in _NO_ROOM:
                 raise self.full(name, root) from error
             raise DataUnavailableError(
-                f"cannot use the data folder {root}{self.commands.folder}",
+                f"cannot use the folder {root}{self.commands.folder}",
                 why=f"{error.strerror or error}: {error.filename or root}",
                 next_step="make it readable and writable for your user, or choose another place: "
                 f"{self.commands.elsewhere}",

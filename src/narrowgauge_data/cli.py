@@ -72,31 +72,27 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _fetch(options: argparse.Namespace, caller: Caller) -> None:
-    for dataset in _declared(options.sets):
-        try:
-            _fetch_one(dataset, options, caller)
-        except DataUnavailableError as error:
-            if not options.if_possible:
-                raise
-            _note(f"{_in_a_line(dataset, error)}; a run that needs it will say so again")
+    from narrowgauge_data.fetch import each
+
+    each(_declared(options.sets), lambda dataset: _fetch_one(dataset, options, caller), caller)
 
 
 def _fetch_one(dataset: DataSet, options: argparse.Namespace, caller: Caller) -> None:
-    from narrowgauge_data.fetch import fetch, fetch_from
+    from narrowgauge_data.fetch import fetch, fetch_from, in_a_line
 
-    if options.if_possible:
-        # Nobody asked for this set by name, perhaps, so what lies there is not replaced.
-        with caller.naming_failures(dataset.name, options.data):
-            local.check(dataset, options.data).raise_if_corrupt(caller.commands)
-    if options.placed is not None:
-        fetch_from(dataset, options.data, options.placed, caller)
-    else:
-        fetch(dataset, options.data, caller)
-
-
-def _in_a_line(dataset: DataSet, error: DataUnavailableError) -> str:
-    what = error.what if dataset.name in error.what else f"{dataset.name}: {error.what}"
-    return f"{what} ({'; '.join(error.why.splitlines())})" if error.why else what
+    try:
+        if options.if_possible:
+            # Nobody asked for this set by name, perhaps, so what lies there is not replaced.
+            with caller.naming_failures(dataset.name, options.data):
+                local.check(dataset, options.data).raise_if_corrupt(caller.commands)
+        if options.placed is not None:
+            fetch_from(dataset, options.data, options.placed, caller)
+        else:
+            fetch(dataset, options.data, caller)
+    except DataUnavailableError as error:
+        if not options.if_possible:
+            raise
+        _note(f"{in_a_line(dataset, error)}; a run that needs it will say so again")
 
 
 def _verify(options: argparse.Namespace, caller: Caller) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Iterable, List, Mapping, Sequence, Tuple
+from typing import Callable, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from narrowgauge_contract.datasets import DataSet, Source
-from narrowgauge_contract.errors import DataUnavailableError
+from narrowgauge_contract.errors import DataUnavailableError, NarrowgaugeError
 from narrowgauge_contract.hashing import sha256_file
 from narrowgauge_data import archives, decode, local, sources
 from narrowgauge_data.archives import BadSourceError
 from narrowgauge_data.caller import Caller
 from narrowgauge_data.decode import Layout
 
-__all__ = ["fetch", "fetch_from", "verify"]
+__all__ = ["each", "fetch", "fetch_from", "in_a_line", "verify"]
 
 #: For the estimate said before a download: bits per second of a slow and of a quick line.
 _LINES = (10e6, 100e6)
@@ -69,6 +69,26 @@ def fetch_from(dataset: DataSet, root: Path, given: Path, caller: Caller) -> Pat
                 why=str(error),
                 next_step=by_hand(dataset, root, caller),
             ) from error
+
+
+def each(datasets: Iterable[DataSet], one: Callable[[DataSet], object], caller: Caller) -> None:
+    """Call `one` for every set, also after a failure. Raises the first, once all had their turn."""
+    first: Optional[NarrowgaugeError] = None
+    for dataset in datasets:
+        try:
+            one(dataset)
+        except NarrowgaugeError as error:
+            if first is not None:
+                caller.say(in_a_line(dataset, error))
+            first = first or error
+    if first is not None:
+        raise first
+
+
+def in_a_line(dataset: DataSet, error: NarrowgaugeError) -> str:
+    """What happened to a set, and why."""
+    what = error.what if dataset.name in error.what else f"{dataset.name}: {error.what}"
+    return f"{what} ({'; '.join(error.why.splitlines())})" if error.why else what
 
 
 def verify(

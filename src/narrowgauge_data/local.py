@@ -6,6 +6,7 @@ the sizes and times of its files; a file that changed since is hashed again.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -22,8 +23,19 @@ from narrowgauge_contract.errors import DataCorruptError, DataUnavailableError, 
 from narrowgauge_contract.hashing import sha256_file
 from narrowgauge_data.caller import Caller
 
-__all__ = ["FileState", "Report", "changing", "check", "raise_if_wrong", "replace_set", "staging"]
+__all__ = [
+    "MARKER",
+    "FileState",
+    "Report",
+    "changing",
+    "check",
+    "is_ours",
+    "raise_if_wrong",
+    "replace_set",
+    "staging",
+]
 
+#: Beside the files of a set that was hashed and found good.
 MARKER = "verified.json"
 
 
@@ -107,21 +119,22 @@ class _Marker:
 def check(dataset: DataSet, root: Path, *, thorough: bool = False) -> Report:
     """Look at a set below `root`; `thorough` hashes every file whatever the marker says.
 
-    A set found good gets its marker anew, where the folder can be written.
+    A set found good by hashing gets its marker anew, where the folder can be written.
     """
     folder = root / dataset.name
     known = {} if thorough else _stamps(folder)
-    states = []
+    states, hashed = [], False
     for flat in dataset.files:
         path = folder / flat.name
         found = None
         if path.is_file():
             stamp = known.get(flat.name)
             fresh = stamp is not None and (stamp.bytes, stamp.mtime_ns) == _size_and_time(path)
+            hashed = hashed or not fresh
             found = stamp.sha256 if stamp is not None and fresh else sha256_file(path)
         states.append(FileState(path, flat.sha256, found))
     report = Report(dataset.name, tuple(states))
-    if report.complete and set(known) != {flat.name for flat in dataset.files}:
+    if hashed and report.complete:
         _mark(dataset, folder)
     return report
 
@@ -144,6 +157,11 @@ def _stamps(folder: Path) -> Dict[str, _Stamp]:
         return decode(_Marker, read_json(path), str(path)).files
     except (OSError, NarrowgaugeError):
         return {}
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether this program made `folder`, or once found a whole set in it."""
+    return bool(_stamps(folder))
 
 
 def _size_and_time(path: Path) -> Tuple[int, int]:
@@ -186,21 +204,37 @@ def staging(name: str, root: Path) -> Iterator[Path]:
 def replace_set(dataset: DataSet, made: Path, root: Path) -> Path:
     """Put the verified files of the folder `made` in the set's place. Call it under `changing`.
 
-    A process that has the old files mapped keeps them. Nobody sees a part of either set; between
-    two renames there is none, and where the second fails the old one goes back.
+    A new set appears whole. In a folder that is there, only the set's own files are replaced, one
+    by one: whatever else a user keeps in it stays. A process that has an old file mapped keeps it,
+    and where this is stopped halfway the set is as wrong as it was, and looked at again.
     """
     for flat in dataset.files:
         (made / flat.name).chmod(0o644)
     made.chmod(0o755)
-    _mark(dataset, made)
-    folder, aside = root / dataset.name, made.with_name(f"{made.name}-old")
-    if folder.exists():
-        os.replace(folder, aside)
-    try:
+    folder = root / dataset.name
+    if not folder.exists():
+        _mark(dataset, made)
         os.replace(made, folder)
-    except BaseException:
-        if aside.exists():
-            os.replace(aside, folder)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
+        return folder
+    for flat in dataset.files:
+        _move(made / flat.name, folder / flat.name)
+    _mark(dataset, folder)
+    shutil.rmtree(made, ignore_errors=True)
     return folder
+
+
+def _move(source: Path, target: Path) -> None:
+    """Replace `target` in one step, also where its folder is a link to another file system."""
+    try:
+        os.replace(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        beside = target.with_name(f".{target.name}.partial")
+        try:
+            shutil.copyfile(source, beside)
+            os.replace(beside, target)
+        except BaseException:
+            if beside.exists():
+                beside.unlink()
+            raise

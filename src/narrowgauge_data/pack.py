@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import lzma
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
@@ -35,7 +35,7 @@ _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**
 _LEAST = 1_000_000
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Pack:
     """The parts that were written, and the manifest with the sha256 of each."""
 
@@ -67,22 +67,21 @@ def pack(
 ) -> Pack:
     """Split the set below `root` into files of at most `most` bytes below `out`.
 
-    Raises DataUnavailableError or DataCorruptError where the set is not whole, BadValueError where
-    `most` is too small for one block; OSError as the file system gives it.
+    One process at a time packs a set into a folder.
+    Raises DataUnavailableError or DataCorruptError where the set is not whole or a folder cannot be
+    used, DiskFullError, BadValueError where `most` is too small for one block.
     """
-    report = local.check(dataset, root, thorough=True)
+    with caller.naming_failures(dataset.name, root):
+        report = local.check(dataset, root, thorough=True)
     local.raise_if_wrong((report,), caller.commands)
     room = most - _HEADER_ROOM
     if room < min(block, _LEAST):
         raise BadValueError(f"parts of {most} bytes are too small", next_step="at least --max 2MB")
-    out.mkdir(parents=True, exist_ok=True)
-    work = out / f".{dataset.name}.packing"
-    work.mkdir(exist_ok=True)
-    try:
+    commands = dataclasses.replace(caller.commands, elsewhere="--out DIR", folder="")
+    writer = dataclasses.replace(caller, commands=commands)
+    with local.changing(dataset.name, out, writer), local.staging(dataset.name, out) as work:
         groups = _write_blocks(dataset, root, work, room, block, caller.say)
         return _write_parts(dataset, groups, work, out)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _write_blocks(
@@ -138,12 +137,13 @@ def _filters(flat: FlatFile) -> Tuple[List[Dict[str, Any]], int]:
 
 
 def _write_parts(dataset: DataSet, groups: List[List[Block]], work: Path, out: Path) -> Pack:
-    sums = "".join(block.sha256 for group in groups for block in group)
+    # Of which blocks each part is, as well: a set cut at another size is another packing.
+    cut = json.dumps(encode(groups), sort_keys=True)
     parts = []
     for number, group in enumerate(groups, start=1):
         header = PartHeader(
             name=dataset.name,
-            pack=hashlib.sha256(sums.encode()).hexdigest(),
+            pack=hashlib.sha256(cut.encode()).hexdigest(),
             part=number,
             parts=len(groups),
             files={flat.name: PackedFile(flat.bytes, flat.sha256) for flat in dataset.files},

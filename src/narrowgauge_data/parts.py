@@ -16,12 +16,13 @@ import dataclasses
 import hashlib
 import json
 import lzma
+import os
 import re
 import shutil
 from pathlib import Path
-from typing import BinaryIO, Dict, List, Optional, Sequence, Set, Tuple
+from typing import BinaryIO, Dict, List, Optional, Sequence, Tuple
 
-from narrowgauge_contract.codec import decode, write_json_atomic
+from narrowgauge_contract.codec import decode, read_json, write_json_atomic
 from narrowgauge_contract.datasets import DATA_SETS, DataSet, FlatFile
 from narrowgauge_contract.errors import DataCorruptError, DataUnavailableError, NarrowgaugeError
 from narrowgauge_contract.hashing import sha256_file
@@ -43,8 +44,12 @@ __all__ = [
 
 MAGIC = b"narrowgauge-datapack 1\n"
 _LONGEST_HEADER = 16 << 20
-#: In the folder where a packing gathers: the numbers of the parts that came.
+_MOST_PARTS = 10_000
+#: Raw bytes: it is unpacked in memory.
+_LARGEST_BLOCK = 256 << 20
+#: In the folder where a packing gathers: the parts that came, and the files that each is of.
 _TAKEN = "taken.json"
+_Taken = Dict[int, Tuple[str, ...]]
 _PLAIN_NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -102,11 +107,14 @@ class Joined:
     @property
     def sentence(self) -> str:
         if self.folder is None:
-            waiting = ", ".join(map(str, self.missing))
-            return f"{self.name}: taken; still missing part {waiting}"
+            return f"{self.name}: taken; still missing part {_numbers(self.missing)}"
         if self.before:
             return f"{self.name}: complete and verified in {self.folder} already; nothing to do"
         return f"{self.name}: complete and verified in {self.folder}"
+
+
+def _numbers(parts: Sequence[int]) -> str:
+    return ", ".join(map(str, parts))
 
 
 def to_planes(raw: bytes, plane: int) -> bytes:
@@ -161,7 +169,7 @@ def read_header(stream: BinaryIO, where: str) -> PartHeader:
     line = stream.readline(_LONGEST_HEADER)
     try:
         return decode(PartHeader, json.loads(line), where)
-    except (ValueError, NarrowgaugeError) as error:
+    except (ValueError, RecursionError, NarrowgaugeError) as error:
         raise DamagedPartError(f"the header of {where} is damaged", why=str(error)) from error
 
 
@@ -169,7 +177,7 @@ def join(parts: Sequence[Path], data: Path, caller: Caller) -> Tuple[Joined, ...
     """Take parts of one or several sets, in any order; finish every set that is then whole.
 
     Parts given in earlier calls are remembered below `data`. A damaged part changes nothing, and
-    neither does any part of a set that is whole.
+    neither does any part of a set that is whole. A folder that is no set of ours stays as it is.
     Raises DamagedPartError, DataUnavailableError, DiskFullError.
     """
     packings: Dict[Tuple[str, str], List[Tuple[PartHeader, Path]]] = {}
@@ -202,9 +210,22 @@ def _join(given: Sequence[Tuple[PartHeader, Path]], data: Path, caller: Caller) 
             for begun in data.glob(f".{header.name}.*.unpacking"):
                 shutil.rmtree(begun)
             return Joined(header.name, data / header.name, before=True)
+        _require_ours(header.name, data, caller)
         for each, path in given:
             _take(each, path, data)
         return _finish(header, dataset, data)
+
+
+def _require_ours(name: str, data: Path, caller: Caller) -> None:
+    """A part may give its set any name, and so that of a folder of the user's."""
+    folder = data / name
+    if name in DATA_SETS or not os.path.lexists(folder) or local.is_ours(folder):
+        return
+    raise DataUnavailableError(
+        f"{folder} is there already, and is no data set of ours",
+        why=f"'{name}' is the name that the parts give; nothing was taken",
+        next_step=f"move it away, or choose another place: {caller.commands.elsewhere}",
+    )
 
 
 def _declaration(header: PartHeader) -> DataSet:
@@ -220,26 +241,44 @@ def _declaration(header: PartHeader) -> DataSet:
 
 
 def _check_declared(header: PartHeader, path: Path) -> None:
-    """The names become paths, so they are checked before anything is written."""
-    names = [header.name, header.pack, *header.files, *(block.file for block in header.blocks)]
+    """The names become paths, and the numbers sizes, so all are checked before anything is done."""
+    blocks = header.blocks
+    names = [header.name, header.pack, *header.files, *(block.file for block in blocks)]
     if not all(_PLAIN_NAME.fullmatch(name) for name in names):
         raise DamagedPartError(f"{path} names a file outside its folder")
-    if any(block.file not in header.files for block in header.blocks):
+    if not header.files or not {_TAKEN, local.MARKER}.isdisjoint(header.files):
+        raise DamagedPartError(f"{path} declares no file, or one with a name of our own")
+    if any(block.file not in header.files for block in blocks):
         raise DamagedPartError(f"{path} holds a block of a file that it does not declare")
+    if not 1 <= header.part <= header.parts <= _MOST_PARTS:
+        raise DamagedPartError(f"{path} says that it is part {header.part} of {header.parts}")
+    if not all(_fits(block, header.files[block.file]) for block in blocks):
+        raise DamagedPartError(f"{path} holds a block that does not fit into its file")
+    if header.parts == 1 and {block.file for block in blocks} != set(header.files):
+        raise DamagedPartError(f"{path} declares a file, and holds nothing of it")
     known = DATA_SETS.get(header.name)
     if known is not None:
-        declared = {flat.name: flat.sha256 for flat in known.files}
-        if {name: packed.sha256 for name, packed in header.files.items()} != declared:
+        declared = {flat.name: PackedFile(flat.bytes, flat.sha256) for flat in known.files}
+        if header.files != declared:
             raise DamagedPartError(
                 f"{path} packs another {header.name} than this program declares",
-                why="the sha256 of its files differ",
+                why="the sizes or the sha256 of its files differ",
             )
+
+
+def _fits(block: Block, file: PackedFile) -> bool:
+    return (
+        min(block.offset, block.packed, block.plane) >= 0
+        and 1 <= block.bytes <= _LARGEST_BLOCK
+        and block.offset + block.bytes <= file.bytes
+    )
 
 
 def _take(header: PartHeader, path: Path, data: Path) -> None:
     folder = _staging(header, data)
     folder.mkdir(exist_ok=True)
-    if header.part in _taken(folder):
+    taken = _taken(folder)
+    if header.part in taken:
         return
     with open(path, "rb") as stream:
         read_header(stream, str(path))
@@ -250,11 +289,13 @@ def _take(header: PartHeader, path: Path, data: Path) -> None:
             with open(target, mode) as output:
                 output.seek(block.offset)
                 output.write(content)
-    write_json_atomic(folder / _TAKEN, sorted({*_taken(folder), header.part}))
+    files = tuple(dict.fromkeys(block.file for block in header.blocks))
+    _remember(folder, {**taken, header.part: files})
 
 
 def _open_block(block: Block, stream: BinaryIO, path: Path) -> bytes:
-    packed = stream.read(block.packed)
+    # Never more than is there: so much memory is taken before anything is read.
+    packed = stream.read(min(block.packed, os.fstat(stream.fileno()).st_size))
     found = hashlib.sha256(packed).hexdigest()
     if len(packed) != block.packed or found != block.sha256:
         raise DamagedPartError(
@@ -263,32 +304,50 @@ def _open_block(block: Block, stream: BinaryIO, path: Path) -> bytes:
             f"{len(packed)} bytes with {found} are there",
             next_step="carry this part over again; the parts that were taken stay",
         )
+    unpacker = lzma.LZMADecompressor()
     try:
-        content = lzma.decompress(packed)
+        content = unpacker.decompress(packed, max_length=block.bytes + 1)
     except lzma.LZMAError as error:
         raise DamagedPartError(f"{path} does not unpack", why=str(error)) from error
     if block.plane:
         content = from_planes(content, block.plane)
-    if len(content) != block.bytes:
+    if len(content) != block.bytes or not unpacker.eof:
         raise DamagedPartError(f"{path} does not unpack to the size that it declares")
     return content
 
 
 def _finish(header: PartHeader, dataset: DataSet, data: Path) -> Joined:
     staging = _staging(header, data)
-    missing = tuple(sorted(set(range(1, header.parts + 1)) - _taken(staging)))
+    taken = _taken(staging)
+    missing = _missing(header, taken)
     if missing:
         return Joined(header.name, None, missing)
     for flat in dataset.files:
-        found = sha256_file(staging / flat.name)
+        path = staging / flat.name
+        found = sha256_file(path) if path.exists() else "none: no part holds any of it"
         if found != flat.sha256:
-            shutil.rmtree(staging)
+            again = _missing(header, _forget(flat.name, taken, staging))
             raise DamagedPartError(
                 f"{header.name}: the joined {flat.name} is not what was packed",
                 why=f"sha256 {found}, expected {flat.sha256}",
+                next_step=f"join these parts again, the others stay: {_numbers(again)}",
             )
     (staging / _TAKEN).unlink()
     return Joined(header.name, local.replace_set(dataset, staging, data))
+
+
+def _missing(header: PartHeader, taken: _Taken) -> Tuple[int, ...]:
+    return tuple(number for number in range(1, header.parts + 1) if number not in taken)
+
+
+def _forget(name: str, taken: _Taken, staging: Path) -> _Taken:
+    """Take the parts of the wrong file `name` as not come; those of other files stay."""
+    kept = {number: files for number, files in taken.items() if name not in files}
+    if len(kept) == len(taken):
+        kept = {}  # no part is of that file, so which of them is wrong cannot be told
+    _remember(staging, kept)
+    (staging / name).unlink(missing_ok=True)
+    return kept
 
 
 def _staging(header: PartHeader, data: Path) -> Path:
@@ -296,6 +355,24 @@ def _staging(header: PartHeader, data: Path) -> Path:
     return data / f".{header.name}.{header.pack[:12]}.unpacking"
 
 
-def _taken(folder: Path) -> Set[int]:
+@dataclasses.dataclass(frozen=True)
+class _Gathered:
+    """By the number of a part, as text: the files that it holds blocks of."""
+
+    parts: Dict[str, Tuple[str, ...]]
+
+
+def _taken(folder: Path) -> _Taken:
+    """The parts that came. Where that cannot be read, none has: they only have to come again."""
     path = folder / _TAKEN
-    return set(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else set()
+    if not path.exists():
+        return {}
+    try:
+        gathered = decode(_Gathered, read_json(path), str(path))
+        return {int(number): files for number, files in gathered.parts.items()}
+    except (ValueError, NarrowgaugeError):
+        return {}
+
+
+def _remember(folder: Path, taken: _Taken) -> None:
+    write_json_atomic(folder / _TAKEN, _Gathered({str(n): taken[n] for n in sorted(taken)}))

@@ -12,15 +12,15 @@ import os
 import re
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import time
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Callable, List, Mapping, Optional
+from typing import BinaryIO, Callable, Iterator, List, Mapping, Optional
 from urllib.parse import quote, urlsplit
 
 from narrowgauge_contract.datasets import Artifact, Source
@@ -38,9 +38,11 @@ _TELL_EVERY_S = 5.0
 _CHUNK = 1 << 18
 #: npm's own names for the setting that says where packages come from.
 _REGISTRY = ("npm_config_registry", "NPM_CONFIG_REGISTRY")
-#: A transfer that broke. Below Python 3.10 a silence is socket.timeout, and no TimeoutError.
-_BROKEN = (socket.timeout, TimeoutError, ConnectionError, ssl.SSLError, HTTPException)
 _NO_PACKAGE = "Unable to locate package"
+
+
+class _BrokenError(Exception):
+    """A transfer broke, or could not begin."""
 
 
 def obtain(source: Source, into: Path, say: Say, env: Mapping[str, str]) -> List[Path]:
@@ -97,8 +99,8 @@ def _get(url: str, path: Path, say: Say, env: Mapping[str, str]) -> Path:
             raise BadSourceError(f"{url} answers {error.code} {error.reason}") from error
         except urllib.error.URLError as error:
             raise BadSourceError(f"cannot reach {url}: {error.reason}") from error
-        except _BROKEN as error:
-            reason = str(error) or type(error).__name__
+        except _BrokenError as error:
+            reason = str(error)
         # Only a transfer that had begun is worth another attempt; it goes on where it stopped.
         if attempt < _ATTEMPTS and path.exists() and path.stat().st_size:
             say(f"  {path.name}: {reason}; going on from {path.stat().st_size / 1e6:.1f} MB")
@@ -107,17 +109,34 @@ def _get(url: str, path: Path, say: Say, env: Mapping[str, str]) -> Path:
     raise BadSourceError(f"{url}: {reason}")
 
 
+@contextmanager
+def _network() -> Iterator[None]:
+    """What goes wrong between here and a server, as _BrokenError; URLError stays what it is.
+
+    All of it may be any OSError, and outside of this one that is the data folder's.
+    """
+    try:
+        yield
+    except urllib.error.URLError:
+        raise
+    except (OSError, HTTPException, ValueError) as error:  # ValueError: no URL, or no length
+        raise _BrokenError(str(error) or type(error).__name__) from error
+
+
 def _download(url: str, path: Path, context: ssl.SSLContext, say: Say) -> bool:
     """Fetch `url`, or the rest of it, into `path`; whether all of it came."""
     have = path.stat().st_size if path.exists() else 0
-    request = urllib.request.Request(url, headers={"User-Agent": "narrowgauge"})
-    if have:
-        request.add_header("Range", f"bytes={have}-")
     opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
-    with opener.open(request, timeout=_SILENCE_S) as response:
+    with _network():
+        request = urllib.request.Request(url, headers={"User-Agent": "narrowgauge"})
+        if have:
+            request.add_header("Range", f"bytes={have}-")
+        response = opener.open(request, timeout=_SILENCE_S)
+    with response:
         have = have if response.status == 206 else 0
-        length = response.headers.get("Content-Length")
-        total = have + int(length) if length else None
+        with _network():
+            length = response.headers.get("Content-Length")
+            total = have + int(length) if length else None
         with open(path, "ab" if have else "wb") as output:
             have += _copy(response, output.write, path.name, have, total, say)
     return total is None or have == total
@@ -133,7 +152,11 @@ def _copy(
 ) -> int:
     copied, started = 0, time.monotonic()
     told = started
-    while chunk := response.read(_CHUNK):
+    while True:
+        with _network():
+            chunk = response.read(_CHUNK)
+        if not chunk:
+            return copied
         write(chunk)
         copied += len(chunk)
         now = time.monotonic()
@@ -143,15 +166,19 @@ def _copy(
             left = f" of {total / 1e6:.0f}" if total else ""
             rest = f", {(total - have - copied) / rate:.0f} s left" if total else ""
             say(f"  {name}: {(have + copied) / 1e6:.0f}{left} MB, {rate / 1e6:.1f} MB/s{rest}")
-    return copied
 
 
 def _tls(env: Mapping[str, str]) -> ssl.SSLContext:
-    """The system's certificates, and those that the usual variables name."""
+    """The system's certificates, and those that the usual variables name. Raises BadSourceError."""
     context = ssl.create_default_context()
     for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         if env.get(name) and Path(env[name]).is_file():
-            context.load_verify_locations(cafile=env[name])
+            try:
+                context.load_verify_locations(cafile=env[name])
+            except OSError as error:  # ssl.SSLError is one
+                raise BadSourceError(
+                    f"{name} names {env[name]}, which gives no certificates: {error}"
+                ) from error
             break
     return context
 
@@ -241,15 +268,7 @@ def _call(command: List[str], folder: Path, say: Say, env: Mapping[str, str]) ->
         raise BadSourceError(f"{command[0]} is not installed")
     words = folder / f"{command[0]}.log"
     with open(words, "wb") as log:
-        process = subprocess.Popen(
-            [program, *command[1:]],
-            cwd=folder,
-            env={**env, "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        process = _start([program, *command[1:]], folder, log, env)
         try:
             code = _wait(process, command[0], say)
         finally:
@@ -258,6 +277,23 @@ def _call(command: List[str], folder: Path, say: Say, env: Mapping[str, str]) ->
                 process.wait()
     if code != 0:
         raise BadSourceError(f"{command[0]}: {_last_words(words) or f'exit status {code}'}")
+
+
+def _start(
+    command: List[str], folder: Path, log: BinaryIO, env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**env, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise BadSourceError(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
 def _wait(process: subprocess.Popen[bytes], name: str, say: Say) -> int:

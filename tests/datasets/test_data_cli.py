@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Dict, Tuple
 
 import pytest
-from data_cases import ENV, GREY, assert_whole, dataset, files_answer, idx_files, mirror, serving
+from data_cases import (
+    COLOUR,
+    ENV,
+    GREY,
+    assert_whole,
+    dataset,
+    files_answer,
+    idx_files,
+    mirror,
+    serving,
+)
 from data_cases import write as write_files
 
 from narrowgauge_contract.datasets import DATA_SETS
@@ -84,6 +97,75 @@ def test_no_source_is_exit_20_and_the_next_step_fits_where_it_runs(
     assert ("NARROWGAUGE_DATA of .env" in err) == (env is IN_CONTAINER)
 
 
+class TestAllSets:
+    """What one set lacks keeps no other from being fetched."""
+
+    @pytest.fixture
+    def given(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A folder that holds `colour`, which comes last, and nothing of the others."""
+        monkeypatch.setitem(DATA_SETS, "colour", dataset(COLOUR, name="colour"))
+        flat = {name: array.tobytes() for name, array in COLOUR.items()}
+        return write_files(tmp_path / "given", flat)
+
+    def test_the_rest_is_taken_and_the_first_failure_is_the_exit_code(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: Path
+    ) -> None:
+        code, _, err = _run(capsys, "fetch", "--data", tmp_path / "data", "--from", given)
+
+        assert code == 20
+        assert "colour: complete and verified" in err
+        assert f"error: {given} does not hold tiny" in err
+        assert f"\n{given} does not hold other (" in err
+
+    def test_a_corrupt_one_is_still_a_failure(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: Path
+    ) -> None:
+        wrong = _place(tmp_path / "data" / "tiny") / "test-labels.u8"
+        wrong.write_bytes(b"0" * 10)
+
+        words = ("fetch", "--if-possible", "--data", tmp_path / "data", "--from", given)
+        code, _, err = _run(capsys, *words)
+
+        assert code == 21
+        assert "colour: complete and verified" in err
+        assert "does not hold other" in err
+
+    def test_the_launcher_does_the_same(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: Path
+    ) -> None:
+        pytest.importorskip("typer")
+        from narrowgauge.cli import app
+
+        errors = io.StringIO()
+        words = ["data", "fetch", "--data", str(tmp_path / "data"), "--from", str(given)]
+
+        assert app.run_program(words, ENV, errors) == 20
+
+        told = errors.getvalue() + capsys.readouterr().err
+        assert "colour: complete and verified" in told
+        assert f"{given} does not hold tiny" in told
+        assert f"{given} does not hold other (" in told
+
+
+def test_the_launcher_packs_onto_a_full_disk_with_its_own_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("typer")
+    from narrowgauge.cli import app
+
+    _place(tmp_path / "data" / "tiny")
+
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("narrowgauge_data.pack.shutil.copyfileobj", fill)
+    errors = io.StringIO()
+    words = ["data", "pack", "tiny", "--data", tmp_path / "data", "--out", tmp_path / "out"]
+
+    assert app.run_program([str(word) for word in words], ENV, errors) == 22
+    assert "--out DIR" in errors.getvalue()
+
+
 class TestIfPossible:
     def test_what_cannot_be_fetched_is_one_line_and_no_failure(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -109,7 +191,7 @@ class TestIfPossible:
 
         assert code == 0
         [line] = err.splitlines()
-        assert line.startswith("tiny: cannot use the data folder")
+        assert line.startswith("tiny: cannot use the folder")
         assert "Not a directory" in line
         assert line.endswith("; a run that needs it will say so again")
 

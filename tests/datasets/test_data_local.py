@@ -43,6 +43,57 @@ from narrowgauge_contract.errors import (
 from narrowgauge_data import archives, decode, default_root, ensure, fetch, local
 
 
+def _flat() -> Dict[str, bytes]:
+    return {name: array.tobytes() for name, array in GREY.items()}
+
+
+class TestFilesOfTheUser:
+    """They lie beside a set's own files, and are never removed."""
+
+    def test_a_fetch_leaves_them(self, tmp_path: Path) -> None:
+        root = tmp_path / "data"
+        write(root / "tiny", {**_flat(), "test-labels.u8": b"wrong", "mine.txt": b"mine"})
+        write(root / "tiny" / "deep", {"too.txt": b"mine too"})
+
+        with serving(files_answer(idx_files())) as server:
+            fetch_set(dataset(GREY, mirror(server.root, IDX, "idx")), root)
+
+        assert_whole(root, GREY)
+        assert (root / "tiny" / "mine.txt").read_bytes() == b"mine"
+        assert (root / "tiny" / "deep" / "too.txt").read_bytes() == b"mine too"
+
+    def test_archives_taken_out_of_the_sets_own_folder_stay(self, tmp_path: Path) -> None:
+        place = write(tmp_path / "data" / "tiny", idx_files())
+
+        fetch.fetch_from(
+            dataset(GREY, mirror("https://x", IDX, "idx")), tmp_path / "data", place, asking()
+        )
+
+        assert_whole(tmp_path / "data", GREY)
+        assert set(IDX) <= {path.name for path in place.iterdir()}
+
+    def test_a_set_on_another_file_system_stays_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """`data/tiny` is a link to a larger disk."""
+        disk, root = write(tmp_path / "disk", {"train-labels.u8": b"wrong"}), tmp_path / "data"
+        made = write(root / "made", _flat())
+        (root / "tiny").symlink_to(disk)
+        real = os.replace
+
+        def across(source: Path, target: Path) -> None:
+            if Path(source).resolve().parent != Path(target).resolve().parent:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            real(source, target)
+
+        monkeypatch.setattr(os, "replace", across)
+        local.replace_set(dataset(GREY), made, root)
+
+        assert (root / "tiny").is_symlink()
+        assert sorted(path.name for path in disk.iterdir()) == sorted([*GREY, "verified.json"])
+        assert local.check(dataset(GREY), root).complete
+
+
 class TestByHand:
     @pytest.mark.parametrize("form", ["idx.gz", "idx", "flat", "deep"])
     def test_grey_files_in_any_form(self, tmp_path: Path, form: str) -> None:
@@ -161,12 +212,10 @@ class TestNothingHalf:
 
         assert_whole(tmp_path / "data", GREY)
 
-    def test_a_swap_that_fails_leaves_the_set_that_was_there(
+    def test_a_new_set_that_cannot_be_put_in_place_is_not_there(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        declared = dataset(GREY)
-        write(tmp_path / "data" / "tiny", {"old": b"old"})
-        made = write(tmp_path / "data" / "made", {n: a.tobytes() for n, a in GREY.items()})
+        made = write(tmp_path / "data" / "made", _flat())
         real = os.replace
 
         def fail(source: Path, target: Path) -> None:
@@ -176,9 +225,31 @@ class TestNothingHalf:
 
         monkeypatch.setattr(os, "replace", fail)
         with pytest.raises(OSError, match="Input/output"):
-            local.replace_set(declared, made, tmp_path / "data")
+            local.replace_set(dataset(GREY), made, tmp_path / "data")
 
-        assert (tmp_path / "data" / "tiny" / "old").read_bytes() == b"old"
+        assert not (tmp_path / "data" / "tiny").exists()
+
+    def test_a_replacement_that_stops_halfway_is_seen_and_can_be_finished(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        declared, root = dataset(GREY), tmp_path / "data"
+        write(root / "tiny", {**dict.fromkeys(GREY, b"old"), "mine.txt": b"mine"})
+        real = os.replace
+
+        def fail(source: Path, target: Path) -> None:
+            if target.name == "test-images.u8":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            real(source, target)
+
+        monkeypatch.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            local.replace_set(declared, write(root / "made", _flat()), root)
+        monkeypatch.undo()
+
+        assert not local.check(declared, root).complete
+        local.replace_set(declared, write(root / "made", _flat()), root)
+        assert local.check(declared, root).complete
+        assert (root / "tiny" / "mine.txt").read_bytes() == b"mine"
 
     def test_two_fetches_at_once_fetch_once(self, tmp_path: Path) -> None:
         files = idx_files()
@@ -206,7 +277,7 @@ class TestNothingHalf:
     def test_a_data_folder_that_cannot_be_made_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
 
-        with pytest.raises(DataUnavailableError, match="cannot use the data folder") as caught:
+        with pytest.raises(DataUnavailableError, match="cannot use the folder") as caught:
             fetch_set(dataset(GREY), tmp_path / "file" / "data")
 
         assert "--data DIR" in caught.value.next_step
@@ -236,6 +307,23 @@ class TestEnsure:
 
         monkeypatch.setattr(local, "sha256_file", hashed)
         ensure([declared.name], tmp_path / "data", asking({}))
+
+    def test_a_set_that_was_touched_is_hashed_once(
+        self, declared: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As after `cp -r`: every time differs from the marker's."""
+        ensure(["tiny"], tmp_path / "data", asking(self._env(tmp_path)))
+        for name in GREY:
+            os.utime(tmp_path / "data" / "tiny" / name, (1e9, 1e9))
+        hashed = []
+        real = local.sha256_file
+        monkeypatch.setattr(local, "sha256_file", lambda path: hashed.append(path) or real(path))
+
+        ensure([declared.name], tmp_path / "data", asking({}))
+        assert len(hashed) == len(GREY)
+        ensure([declared.name], tmp_path / "data", asking({}))
+
+        assert len(hashed) == len(GREY)
 
     def test_a_wrong_file_is_an_error_and_is_not_replaced(
         self, declared: DataSet, tmp_path: Path

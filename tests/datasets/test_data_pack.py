@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import Dict
+from typing import Dict, List, Type
 
 import numpy as np
 import pytest
 from data_cases import COLOUR, GREY, asking, dataset, write
 
 from narrowgauge_contract.datasets import DataSet
-from narrowgauge_contract.errors import BadValueError, DataCorruptError, DataUnavailableError
+from narrowgauge_contract.errors import (
+    BadValueError,
+    DataCorruptError,
+    DataUnavailableError,
+    DiskFullError,
+    NarrowgaugeError,
+)
+from narrowgauge_data import local
 from narrowgauge_data.pack import Pack, pack, parse_size
-from narrowgauge_data.parts import DamagedPartError, join
+from narrowgauge_data.parts import DamagedPartError, join, read_header
 
 ROOT = Path(__file__).parents[2]
+#: Where the package under test lies.
+SOURCE = Path(local.__file__).parents[1]
 
 
 def _smooth(count: int) -> np.ndarray:
@@ -67,7 +79,7 @@ def test_no_part_is_larger_than_asked_and_each_is_in_the_manifest(tmp_path: Path
     }
     assert set(manifest["files"]) == set(BIG)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
-        [*(part.name for part in made.parts), "tiny.manifest.json"]
+        [".tiny.lock", *(part.name for part in made.parts), "tiny.manifest.json"]
     )
 
 
@@ -76,6 +88,73 @@ def test_packing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     other = [part.read_bytes() for part in _pack(tmp_path / "b", BIG).parts]
 
     assert one == other
+
+
+def test_what_a_killed_packing_left_changes_nothing(tmp_path: Path) -> None:
+    """Its blocks came first in the parts of the next, which could then not be joined."""
+    write(tmp_path / "data" / "tiny", {name: a.tobytes() for name, a in BIG.items()})
+    code = (
+        "import os\n"
+        "from data_cases import asking, dataset\n"
+        "from test_data_pack import BIG\n"
+        "from narrowgauge_data import pack\n"
+        "pack._write_parts = lambda *_: os._exit(9)\n"
+        f"pack.pack(dataset(BIG), __import__('pathlib').Path({str(tmp_path / 'data')!r}), "
+        f"__import__('pathlib').Path({str(tmp_path / 'out')!r}), most=300_000, block=100_000, "
+        "caller=asking())\n"
+    )
+    killed = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{SOURCE}"}, check=False,
+    )  # fmt: skip
+    assert killed.returncode == 9
+
+    made = _pack(tmp_path, BIG)
+
+    [result] = join(made.parts, tmp_path / "there", asking())
+    assert result.folder == tmp_path / "there" / "tiny"
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
+        [".tiny.lock", *(part.name for part in made.parts), "tiny.manifest.json"]
+    )
+
+
+def test_two_packings_into_one_folder_take_turns(tmp_path: Path) -> None:
+    with local.changing("tiny", tmp_path / "out", asking()):
+        said: List[str] = []
+        other = threading.Thread(target=_pack_telling, args=(tmp_path, said))
+        other.start()
+        other.join(0.5)
+        waited = other.is_alive()
+    other.join(60)
+
+    assert waited
+    assert "tiny: another process is changing it; waiting" in said
+    assert (tmp_path / "out" / "tiny.manifest.json").is_file()
+
+
+def _pack_telling(tmp_path: Path, said: List[str]) -> None:
+    write(tmp_path / "data" / "tiny", {name: a.tobytes() for name, a in GREY.items()})
+    pack(
+        dataset(GREY), tmp_path / "data", tmp_path / "out", most=10**7, caller=asking(said=said)
+    )  # fmt: skip
+
+
+def test_another_size_of_parts_is_another_packing(tmp_path: Path) -> None:
+    one, other = _pack(tmp_path / "a", BIG), _pack(tmp_path / "b", BIG, most=400_000)
+    there = tmp_path / "there"
+
+    assert _pack_id(one.parts[0]) != _pack_id(other.parts[0])
+    join(one.parts[:1], there, asking())
+    [result] = join(other.parts[1:], there, asking())
+
+    assert result.missing == (1,)
+    [result] = join(other.parts[:1], there, asking())
+    assert result.folder == there / "tiny"
+
+
+def _pack_id(part: Path) -> str:
+    with open(part, "rb") as stream:
+        return read_header(stream, str(part)).pack
 
 
 def test_colour_is_packed_much_smaller_than_it_is(tmp_path: Path) -> None:
@@ -113,6 +192,29 @@ def test_joining_needs_the_standard_library_only(tmp_path: Path) -> None:
 
 
 class TestRefusals:
+    @pytest.mark.parametrize(
+        ("number", "error"),
+        [(errno.ENOSPC, DiskFullError), (errno.EROFS, DataUnavailableError)],
+    )
+    def test_what_the_file_system_says_names_the_folder_and_the_way_out(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        number: int,
+        error: Type[NarrowgaugeError],
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("narrowgauge_data.pack.shutil.copyfileobj", fail)
+
+        with pytest.raises(error) as caught:
+            _pack(tmp_path, GREY)
+
+        assert str(tmp_path / "out") in str(caught.value)
+        assert "--out DIR" in caught.value.next_step
+        assert [path.name for path in (tmp_path / "out").iterdir()] == [".tiny.lock"]
+
     def test_a_set_that_is_not_whole_is_not_packed(self, tmp_path: Path) -> None:
         with pytest.raises(DataUnavailableError, match="4 of 4 files are missing"):
             _only(tmp_path, dataset(GREY))

