@@ -12,7 +12,7 @@ import socket
 import stat
 import tarfile
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
@@ -182,7 +182,8 @@ def serving(answer: Answer) -> Iterator[Server]:
             self.send_response(206 if asked and status == 200 else status)
             self.send_header("Content-Length", str(length))
             self.end_headers()
-            self.wfile.write(body)
+            with suppress(ConnectionError):  # a client whose connection is made to fail has left
+                self.wfile.write(body)
             self.close_connection = True
 
         def log_message(self, *_: object) -> None:
