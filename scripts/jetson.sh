@@ -20,7 +20,7 @@ l4t_release() {
 releases() { table | awk -F '|' '$3 != "" { print $1 ": L4T " $3 " up to, not with, " $4 }'; }
 
 choose_target() {
-    l4t=$(l4t_release)
+    l4t=$(l4t_release) || l4t='' # there is no such file
     if [ -z "$l4t" ]; then
         fail $not_applicable 'this is no Jetson that says so' \
             "$system/etc/nv_tegra_release has no L4T release" \

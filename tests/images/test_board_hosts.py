@@ -339,3 +339,14 @@ def test_a_pcs_facts_hold_driver_clocks_and_cards(dash: Board) -> None:
     card = {"name": "NVIDIA RTX A6000", "capability": "8.6", "memory_bytes": 49140 << 20}
     assert machine.gpus == (card,)
     assert machine.l4t is None
+
+
+def test_a_pc_is_no_jetson_and_is_told_what_to_use(board: Board) -> None:
+    """There is no file to read at all, which must not end the script without a word."""
+    boards.desktop(board)
+
+    done = board.run("jetson.sh", "resnet")
+
+    assert done.returncode == ExitCode.NOT_APPLICABLE
+    assert "this is no Jetson" in done.stderr
+    assert "./scripts/desktop.sh" in done.stderr
