@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from narrowgauge.targets import TARGETS_FILE, load_targets
 from narrowgauge.unverified import find_markers, main, render
 from narrowgauge_contract.errors import UsageError
 
@@ -87,3 +88,18 @@ def test_the_tables_of_the_experiments_are_those_of_their_records() -> None:
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
+
+
+def test_the_readmes_table_of_targets_says_what_targets_toml_says() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, target in load_targets(ROOT / TARGETS_FILE).items():
+        (row,) = re.findall(rf"^\| `{name}` \| .* \|$", readme, re.MULTILINE)
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert cells[2] == f"{target.base.repository}:{target.base.tag}".removeprefix(
+            "docker.io/library/"
+        )
+        assert cells[3] == target.python
+        assert (target.cuda or "–").startswith(cells[4])
+        assert cells[5] == (target.torch.version or "the base's")
+        if target.fits.driver_least:
+            assert f"driver {target.fits.driver_least.removesuffix('.0')} or newer" in cells[1]
