@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import nox
@@ -29,7 +30,9 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     session.run("vermin", "--no-tips", "--eval-annotations", "--exclude", "tomllib", "-t=3.8-",
                 "--violations", *OLD_PYTHON)  # fmt: skip
-    session.run("shellcheck", *map(str, sorted(Path("scripts").glob("*.sh"))))
+    # What is sourced is read with what sources it: alone, its variables would come from nowhere.
+    scripts = [path for path in sorted(Path("scripts").glob("*.sh")) if os.access(path, os.X_OK)]
+    session.run("shellcheck", "-x", *map(str, scripts), "docker/entrypoint.sh")
 
 
 @nox.session
