@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Dict, Iterator, Sequence
 
-__all__ = ["sha256_file", "tree_hash"]
+__all__ = ["sha256_file", "tree_files", "tree_hash"]
 
-#: What belongs to a source tree; anything else (caches, build products, results) does not.
 _LEFT_OUT = ("__pycache__", "build")
+#: What belongs to a source tree; anything else (caches, build products, results) does not.
 _SUFFIXES = (".py", ".cpp", ".cu", ".cuh", ".h", ".toml")
 
 
@@ -30,19 +30,18 @@ def tree_hash(roots: Sequence[Path]) -> str:
     """
     files: Dict[str, Path] = {}
     for root in roots:
-        for path in _sources(root):
-            files[path.relative_to(root.parent).as_posix()] = path
+        for path in tree_files(root):
+            if path.suffix in _SUFFIXES and path.is_file():
+                files[path.relative_to(root.parent).as_posix()] = path
     digest = hashlib.sha256()
     for name in sorted(files):
         digest.update(f"{name}\0{sha256_file(files[name])}\n".encode())
     return digest.hexdigest()
 
 
-def _sources(root: Path) -> Iterator[Path]:
+def tree_files(root: Path) -> Iterator[Path]:
+    """Every file below `root`, in no order, but for hidden ones, caches and build products."""
     # Folders that are left out are not entered: a build elsewhere may be removing files there.
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name[0] != "." and name not in _LEFT_OUT]
-        for name in names:
-            path = Path(folder, name)
-            if path.suffix in _SUFFIXES and name[0] != "." and path.is_file():
-                yield path
+        yield from (Path(folder, name) for name in names if name[0] != ".")

@@ -15,11 +15,11 @@ import os
 import pkgutil
 import platform
 import re
-import sys
 from pathlib import Path
 from typing import Callable, Iterator, List, Optional, Tuple
 
 from narrowgauge_contract.errors import ExitCode, NarrowgaugeError
+from narrowgauge_lab.console import complain, say
 
 __all__ = ["Expected", "VerifyError", "main", "verify"]
 
@@ -62,11 +62,10 @@ class Expected:
 
 def main(expected: Expected) -> int:
     """Print a line per check; the exit code. The last line is the hash of lab and kernels."""
-    say = _Printer()
     try:
         verify(expected, say)
     except NarrowgaugeError as error:
-        print(f"error: {error}", file=sys.stderr)
+        complain(f"error: {error}")
         return int(error.exit_code)
     return int(ExitCode.OK)
 
@@ -87,13 +86,6 @@ def verify(expected: Expected, say: Callable[[str], None]) -> None:
     from narrowgauge_lab.facts import source_hash
 
     say(f"source {source_hash()}")
-
-
-class _Printer:
-    """Line by line: whoever watches a build sees how far it got."""
-
-    def __call__(self, line: str) -> None:
-        print(line, flush=True)
 
 
 def _check_python(expected: Expected, say: Callable[[str], None]) -> None:

@@ -13,11 +13,10 @@ from narrowgauge.errors import BuildFailed, DataCorrupt, DiskFull, UsageError, d
 from narrowgauge.images.client import BuildClient, translate
 from narrowgauge.images.content import (
     LABEL_CONTENT,
-    LABEL_STANDIN,
     LABEL_TARGET,
     LABEL_UNRESOLVED,
 )
-from narrowgauge.images.inspect import labels_of
+from narrowgauge.images.inspect import facts_of, labels_of
 from narrowgauge_contract.codec import decode, read_json, write_json_atomic
 from narrowgauge_contract.errors import NarrowgaugeError
 from narrowgauge_contract.hashing import sha256_file
@@ -121,15 +120,15 @@ def _is_the_same(found: Mapping[str, Any], archive: Archive) -> bool:
 
 
 def _archive(name: str, found: Mapping[str, Any], file: Path) -> Archive:
-    labels = labels_of(found)
+    facts, labels = facts_of(name, found), labels_of(found)
     return Archive(
         format=ARCHIVE_FORMAT,
         image=name,
-        digest=str(found["Id"]),
+        digest=facts.digest,
         target=labels.get(LABEL_TARGET, ""),
-        content=labels.get(LABEL_CONTENT, ""),
+        content=facts.content_tag,
         architecture=str(found["Architecture"]),
-        stand_in=labels.get(LABEL_STANDIN, "true") != "false",
+        stand_in=facts.stand_in,
         unresolved=labels.get(LABEL_UNRESOLVED, ""),
         bytes=file.stat().st_size,
         sha256=sha256_file(file),

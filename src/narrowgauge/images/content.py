@@ -7,13 +7,12 @@ base. `experiments/` is outside it: a checkout mounts its own over the image's.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from narrowgauge.errors import StaleGenerated
 from narrowgauge.targets import Target
-from narrowgauge_contract.hashing import sha256_file, tree_hash
+from narrowgauge_contract.hashing import sha256_file, tree_files, tree_hash
 
 __all__ = [
     "IN_IMAGE",
@@ -50,7 +49,6 @@ _MEASURING = ("narrowgauge_contract", "narrowgauge_kernels", "narrowgauge_lab")
 #: What a Dockerfile is rendered from, and the check beside it.
 TEMPLATES = ("docker/Dockerfile.j2", "docker/macros.j2", "docker/verify.j2")
 _ENTRYPOINT = Path("docker/entrypoint.sh")
-_LEFT_OUT = ("__pycache__", "build")
 _TAG_DIGITS = 16
 
 
@@ -111,19 +109,9 @@ def _inputs(root: Path, target: Target) -> list[str]:
     if (root / notebook_lock_path(target)).is_file():
         files.append(notebook_lock_path(target).as_posix())
     for name in IN_IMAGE:
-        files += _files_below(root, f"src/{name}")
+        found = tree_files(root / "src" / name)
+        files += [path.relative_to(root).as_posix() for path in found if path.suffix != ".pyc"]
     return sorted(files)
-
-
-def _files_below(root: Path, folder: str) -> list[str]:
-    found = []
-    for here, folders, names in os.walk(root / folder):
-        folders[:] = [name for name in folders if name[0] != "." and name not in _LEFT_OUT]
-        relative = Path(here).relative_to(root).as_posix()
-        found += [
-            f"{relative}/{name}" for name in names if name[0] != "." and not name.endswith(".pyc")
-        ]
-    return found
 
 
 def _listing(root: Path, files: Iterable[str]) -> str:
