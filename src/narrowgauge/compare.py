@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from narrowgauge import statistics
 from narrowgauge.errors import UsageError
+from narrowgauge.noise import MEANING, UNKNOWN, Detectable, Floors
 from narrowgauge.statistics import Configuration, Interval, Summary, word
 from narrowgauge.view import format_value, metric_names, number, unit_of
 from narrowgauge_contract.codec import encode
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "Pair", "compare", "comparison_json", "print_comparison"]
 
+#: A pipe has no width; a log should not be broken where a terminal would be.
+_LEAST_WIDTH = 110
+
 
 @dataclass(frozen=True)
 class Pair:
     """One metric of one configuration in both runs. `ratio` is right / left, of the medians.
 
-    `ratio_interval` is None with fewer than five repeats; `pooled` where pooling is not allowed.
+    `ratio_interval` is None where `no_interval` says why; `pooled` where pooling is not allowed.
     """
 
     label: str
@@ -39,6 +43,8 @@ class Pair:
     right: Summary
     ratio: float
     ratio_interval: Interval | None
+    no_interval: str
+    detectable: Detectable
     pooled: Summary | None
 
 
@@ -55,7 +61,7 @@ class Comparison:
     dropped: int
 
 
-def compare(left: Record, right: Record) -> Comparison:
+def compare(left: Record, right: Record, floors: Floors) -> Comparison:
     """Pair the configurations of two records by their parameters.
 
     Raises UsageError where the records are of different experiments: then nothing is the same.
@@ -74,7 +80,9 @@ def compare(left: Record, right: Record) -> Comparison:
         pair
         for key in lefts
         if key in rights
-        for pair in _pairs(lefts[key], rights[key], (left, right), names, pool=not differences)
+        for pair in _pairs(
+            lefts[key], rights[key], (left, right), floors, names, pool=not differences
+        )
     ]
     return Comparison(
         left=left.run_id,
@@ -122,6 +130,7 @@ def _pairs(
     left: Configuration,
     right: Configuration,
     records: tuple[Record, Record],
+    floors: Floors,
     names: tuple[str, ...],
     *,
     pool: bool,
@@ -133,6 +142,8 @@ def _pairs(
         first, second = statistics.summarize(one), statistics.summarize(other)
         if first is None or second is None or unit_of(records[1], metric) != unit:
             continue
+        ratio = second.median / first.median if first.median else math.nan
+        found = statistics.ratio_of(right, left, metric)
         pairs.append(
             Pair(
                 label=left.label(names),
@@ -140,8 +151,10 @@ def _pairs(
                 unit=unit,
                 left=first,
                 right=second,
-                ratio=second.median / first.median if first.median else math.nan,
-                ratio_interval=statistics.ratio_interval(other, one),
+                ratio=ratio,
+                ratio_interval=found.ratio_interval,
+                no_interval=found.reason,
+                detectable=floors.beside(ratio, unit, (second.n, first.n), records),
                 pooled=statistics.summarize((*one, *other)) if pool else None,
             )
         )
@@ -159,6 +172,8 @@ def print_comparison(found: Comparison, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    if not console.is_terminal:
+        console.width = max(console.width, _LEAST_WIDTH)
     console.print(Text.assemble(("left   ", "bold"), found.left))
     console.print(Text.assemble(("right  ", "bold"), found.right))
     for difference in found.differences:
@@ -169,20 +184,36 @@ def print_comparison(found: Comparison, console: Console) -> None:
         console.print(Text(f"{found.dropped} INVALID rows are left out", style="red"))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     pooled = any(pair.pooled for pair in found.pairs)
-    for name in ("metric", "left", "right", "right / left", *(["pooled"] if pooled else [])):
-        table.add_column(name, overflow="fold")
+    columns = ["metric", "left", "right", "right / left", "detectable"]
+    widest = max((len(pair.metric) for pair in found.pairs), default=0)
+    for name in (*columns, *(["pooled"] if pooled else [])):
+        table.add_column(name, overflow="fold", min_width=widest if name == "metric" else None)
     for label, pairs in itertools.groupby(found.pairs, key=lambda pair: pair.label):
         if label:
             table.add_row(Text(label, style="bold"))
         for pair in pairs:
             cells = [_cell(pair.left, pair.unit), _cell(pair.right, pair.unit), _ratio(pair)]
+            cells += [pair.detectable.text.replace(", ", "\n") or "–"]
             cells += [_cell(pair.pooled, pair.unit)] if pair.pooled else []
             table.add_row(pair.metric, *cells)
         table.add_section()
     console.print(table if found.pairs else Text("no configuration is in both runs", style="red"))
+    for line in _noise_lines(found.pairs):
+        console.print(Text(line))
     for side, labels in (("left", found.only_left), ("right", found.only_right)):
         for label in labels:
             console.print(Text(f"only {side}: {label or 'all rows'}", style="yellow"))
+
+
+def _noise_lines(pairs: Sequence[Pair]) -> Iterator[str]:
+    """What `detectable` means and where it comes from, or why it is not known."""
+    known = {p.detectable.run_id: p.detectable for p in pairs if p.detectable.least is not None}
+    for run_id, detectable in known.items():
+        yield f"{MEANING}; {detectable.workload}, {run_id}"
+    if any(pair.detectable.reason == UNKNOWN for pair in pairs):
+        yield UNKNOWN
+    for reason in dict.fromkeys(pair.no_interval for pair in pairs if pair.no_interval):
+        yield f"no interval: {reason}"
 
 
 def _cell(summary: Summary, unit: str) -> str:

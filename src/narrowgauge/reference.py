@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from narrowgauge.errors import UsageError
+from narrowgauge.noise import Floors
 from narrowgauge.tables import markdown_table
 from narrowgauge_contract.codec import dumps
 from narrowgauge_contract.outcome import Metric
@@ -75,6 +76,8 @@ def _unfit(record: Record) -> str:
         return "it has no valid row"
     if record.synthetic:
         return "its data was made up"
+    if any("profiled" in row.facts for row in record.rows):
+        return "its timings include a profiler"
     if record.host is not None and record.host.image is not None and record.host.image.stand_in:
         return "it ran in an image on a stand-in base"
     return "" if _device(record) else "it does not say which device it ran on"
@@ -90,8 +93,10 @@ def _device(record: Record) -> str:
 def render_tables(page: str, folder: Path) -> str:
     """Fill every `<!-- table: DEVICE/RUN metric,… -->` of an experiment's page from its references.
 
+    Beside ratios stands the noise floor that is among the references of the same experiments.
     Raises UsageError for a marker whose record is not there.
     """
+    floors = Floors.in_references(folder.parent)
 
     def fill(match: re.Match[str]) -> str:
         where, _, metrics = match.group(2).strip().partition(" ")
@@ -100,7 +105,7 @@ def render_tables(page: str, folder: Path) -> str:
             raise UsageError(f"the table '{match.group(2).strip()}' has no record {path}")
         record = load_record(path)
         chosen = [name.strip() for name in metrics.split(",") if name.strip()]
-        table = markdown_table(record, chosen)
+        table = markdown_table(record, floors, chosen)
         return f"{match.group(1)}{table}{_source(record)}\n{match.group(4)}"
 
     return _MARKER.sub(fill, page)

@@ -206,6 +206,16 @@ class Store:
         """Every run, newest first."""
         yield from sorted(self._folders(), key=_age, reverse=True)
 
+    def of(self, experiment: str) -> Iterator[RunFolder]:
+        """Every run of one experiment, newest first; only runs that lie elsewhere are read."""
+        for folder in self.all():
+            place = folder.path.parent
+            if place == self.root:
+                if read_entry(folder).experiment == experiment:
+                    yield folder
+            elif place.name == experiment:
+                yield folder
+
     def entries(self) -> Iterator[Entry]:
         """Every run with what can be read of it, newest first. Damaged runs are listed as such."""
         for folder in self.all():

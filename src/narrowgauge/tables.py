@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from narrowgauge import statistics
+from narrowgauge.baseline import Baseline, baseline_of
+from narrowgauge.noise import Floors
+from narrowgauge.statistics import Configuration
 from narrowgauge.view import metric_names, number, unit_of
 from narrowgauge_contract.record import Record
 
@@ -18,13 +21,13 @@ __all__ = ["markdown_table", "rows_table", "summary_table", "write_tables"]
 Table = tuple[list[str], list[list[Any]]]
 
 
-def write_tables(record: Record, folder: Path) -> list[Path]:
+def write_tables(record: Record, folder: Path, floors: Floors) -> list[Path]:
     """Write rows.csv, summary.csv and summary.md; the files made."""
-    rows, summary = rows_table(record), summary_table(record)
+    rows, summary = rows_table(record), summary_table(record, floors)
     contents = {
         "rows.csv": _csv(rows),
         "summary.csv": _csv(summary),
-        "summary.md": f"# {record.run_id}\n\n{markdown_table(record)}",
+        "summary.md": f"# {record.run_id}\n\n{markdown_table(record, floors)}",
     }
     for name, text in contents.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -53,12 +56,18 @@ def rows_table(record: Record) -> Table:
     return head, lines
 
 
-def summary_table(record: Record) -> Table:
-    """A line per configuration and metric, over its valid rows."""
+def summary_table(record: Record, floors: Floors) -> Table:
+    """A line per configuration and metric, over its valid rows.
+
+    Where the experiment names a baseline, with the ratio to it, in which above 1 is better.
+    """
     found = statistics.configurations(record.rows)
     names = statistics.varying(found)
     head = [*names, "metric", "unit", "of", "valid", "repeats", "median", "mean", "least", "most"]
     head += ["low95", "high95"]
+    baseline = baseline_of(record, floors)
+    if baseline is not None:
+        head += [baseline.heading, "ratio_low95", "ratio_high95", "detectable", "within_detectable"]
     lines = []
     for each in found:
         for metric in metric_names(record):
@@ -72,22 +81,51 @@ def summary_table(record: Record) -> Table:
                 *(_cell(each.parameters[name]) for name in names), metric, first.unit,
                 statistics.figure(first).how, summary.n, len(each.rows), summary.median,
                 summary.mean, summary.low, summary.high, *bounds,
+                *(_ratio_cells(baseline, each, metric) if baseline is not None else ()),
             ])  # fmt: skip
     return head, lines
 
 
-def markdown_table(record: Record, metrics: Sequence[str] = ()) -> str:
-    """A line per configuration, a column per metric: median of the valid repeats, their range."""
+def _ratio_cells(baseline: Baseline, found: Configuration, metric: str) -> list[Any]:
+    if metric != baseline.metric:
+        return [""] * 5
+    ratio, detectable = baseline.ratio(found)
+    interval = ratio.ratio_interval
+    bounds = [interval.low, interval.high] if interval else ["", ""]
+    known = detectable.least is not None
+    within = {True: "yes", False: "no", None: ""}[detectable.within]
+    value = "" if ratio.value is None else ratio.ratio
+    return [value, *bounds, detectable.least if known else "", within]
+
+
+def markdown_table(record: Record, floors: Floors, metrics: Sequence[str] = ()) -> str:
+    """A line per configuration, a column per metric: median of the valid repeats, their range.
+
+    Where the experiment names a baseline and its metric is shown, the ratio to it as well, with its
+    95 % interval and the least effect that this comparison would find.
+    """
     chosen = [n for n in (metrics or _headline(record)) if n in metric_names(record)]
     found = statistics.configurations(record.rows)
     names = statistics.varying(found)
-    head = [*names, *(_headed(name, unit_of(record, name)) for name in chosen), "valid repeats"]
+    head = [*names, *(_headed(name, unit_of(record, name)) for name in chosen)]
+    baseline = baseline_of(record, floors)
+    if baseline is not None and baseline.metric not in chosen:
+        baseline = None
+    head += [f"{baseline.heading} (95 %)", "detectable"] if baseline is not None else []
+    head += ["valid repeats"]
     lines = [_markdown_line(head), _markdown_line(["---"] * len(head))]
     for each in found:
         cells = [str(_cell(each.parameters[name])) for name in names]
         cells += [_spread(each.figures(name), unit_of(record, name)) for name in chosen]
+        if baseline is not None:
+            ratio, detectable = baseline.ratio(each)
+            interval = ratio.ratio_interval
+            bounds = f" ({interval.low:.4g} to {interval.high:.4g})" if interval else ""
+            known = ratio.value is not None
+            cells += [f"{ratio.ratio:.4g}{bounds}" if known else "–", detectable.text or "–"]
         lines.append(_markdown_line([*cells, f"{len(each.valid)}/{len(each.rows)}"]))
-    return "\n".join(lines) + "\n"
+    note = baseline.note() if baseline is not None else ""
+    return "\n".join([*lines, *(["", note] if note else [])]) + "\n"
 
 
 def _headline(record: Record) -> tuple[str, ...]:

@@ -104,6 +104,9 @@ def warnings_of(view: RunView) -> tuple[str, ...]:
     host = record.host
     if record.synthetic:
         found.append("made-up data: these numbers say nothing about the real set")
+    profilers = sorted({str(r.facts["profiled"]) for r in record.rows if "profiled" in r.facts})
+    if profilers:
+        found.append(f"profiled ({', '.join(profilers)}): timings include the profiler")
     if host is not None and host.image is not None and host.image.stand_in:
         found.append("stand-in base image: never counts as a reproduction")
     if record.inside is not None and record.inside.pins_unresolved:

@@ -66,7 +66,8 @@ _ARITY = {
     MetricOperator.GEOMEAN: (1, 64),
     MetricOperator.ORDER: (2, 64),
 }
-_STATISTICS = ("median", "mean", "last", "last-mean", "min", "max")
+#: `alarm-rate`: the share of a row's comparisons whose 95 % interval does not hold 1.
+_STATISTICS = ("median", "mean", "last", "last-mean", "min", "max", "alarm-rate")
 _SELECTION = re.compile(r"^(?P<name>[a-z][a-z0-9_.-]*)(?:\{(?P<where>[^{}]*)\})?$")
 
 
@@ -92,7 +93,8 @@ class Expectation:
 class Claim:
     """One claim. `expected` maps a target (or `any`) to its expectation.
 
-    `minutes` and `disk_gb` are what checking it costs.
+    `minutes` and `disk_gb` are what checking it costs. `not_comparable`: why no measurement of this
+    experiment can be held against it; it is listed, and its verdict is NOT-APPLICABLE.
     """
 
     id: str
@@ -108,6 +110,7 @@ class Claim:
     minutes: float
     disk_gb: float
     measured_on: str = ""
+    not_comparable: str = ""
 
 
 def load_claims(path: Path, spec: ExperimentSpec) -> Tuple[Claim, ...]:
@@ -137,7 +140,7 @@ def parse_claims(
 
 def _parse_claim(body: Mapping[str, Any], spec: ExperimentSpec, where: str) -> Claim:
     required = ("id", "text", "paper", "kind", "metric", "expected", "minutes", "disk_gb")
-    optional = ("minimum_repeats", "profile", "measured_on")
+    optional = ("minimum_repeats", "profile", "measured_on", "not_comparable")
     _only(body, required + optional, where)
     for key in required:
         if key not in body:
@@ -173,6 +176,7 @@ def _parse_claim(body: Mapping[str, Any], spec: ExperimentSpec, where: str) -> C
         minutes=_number(body["minutes"], "minutes", where),
         disk_gb=_number(body["disk_gb"], "disk_gb", where),
         measured_on=str(body.get("measured_on", "")),
+        not_comparable=_text(body, "not_comparable", where) if "not_comparable" in body else "",
     )
 
 

@@ -12,18 +12,21 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
+from narrowgauge_contract.drawing import Drawing, parse_drawings
 from narrowgauge_contract.errors import (
     BadValueError,
     ExperimentFileError,
     UnknownNameError,
     nearest,
 )
+from narrowgauge_contract.summary import Summary, parse_summary
+from narrowgauge_contract.toml_checks import names_of, only, table_of, text_of
 
 __all__ = [
     "AXES",
     "PROFILES",
+    "PROFILE_PARAMETER",
     "REPEATS",
-    "Drawing",
     "ExperimentSpec",
     "Parameter",
     "Profile",
@@ -39,8 +42,8 @@ AXES = ("row", "run")
 PROFILES = ("smoke", "short", "paper")
 #: How often each configuration is measured, as a fresh process each time, unless a profile says.
 REPEATS = {"smoke": 1, "short": 3, "paper": 10}
+_TABLES = ("experiment", "data", "requires", "parameters", "profiles", "draw", "summary")
 _TYPES = ("int", "float", "bool", "str", "choice")
-_DRAWING_KINDS = ("curve", "bar", "confusion")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +119,18 @@ class Parameter:
         )
 
 
+#: What every experiment takes without declaring it. It is in a Job and its rows only where it is
+#: given and is not its default, so that measurements without a profiler are what they always were.
+PROFILE_PARAMETER = Parameter(
+    name="profile",
+    type="choice",
+    default="none",
+    axis="run",
+    help="Watch the rows with a profiler; their timings then include it. Every experiment has it.",
+    choices=("none", "cprofile", "torch", "nsys"),
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Profile:
     """How much of the experiment to do: parameter values, repeats, and what it costs."""
@@ -129,25 +144,12 @@ class Profile:
 
 
 @dataclasses.dataclass(frozen=True)
-class Drawing:
-    """A picture the host draws from the record, without any code of the experiment.
-
-    `curve` and `bar` draw `metrics` (over the metric's own index); `confusion` draws `side_file`,
-    a JSON file with `labels` and `counts[true][predicted]`.
-    """
-
-    name: str
-    kind: str
-    title: str
-    metrics: Tuple[str, ...] = ()
-    side_file: str = ""
-    x: str = ""
-    y: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class ExperimentSpec:
-    """An experiment as declared. `source` is the parsed TOML, embedded in the Job as data."""
+    """An experiment as declared. `source` is the parsed TOML, embedded in the Job as data.
+
+    `closing`: the lines that the experiment has to say of a run, as `[summary]` declares them.
+    `preload`: modules of torch that every row would import; the rows' parent does it once.
+    """
 
     id: str
     title: str
@@ -160,13 +162,16 @@ class ExperimentSpec:
     requires_accelerator: bool
     headline: Tuple[str, ...]
     drawings: Tuple[Drawing, ...]
+    closing: Optional[Summary]
     source: Dict[str, Any]
+    preload: Tuple[str, ...] = ()
 
     def parameter(self, name: str) -> Parameter:
-        """The parameter of that name or alias. Raises UnknownNameError."""
+        """The parameter of that name or alias, `profile` included. Raises UnknownNameError."""
         if name in self.parameters:
             return self.parameters[name]
         aliased = {alias: each for each in self.parameters.values() for alias in each.aliases}
+        aliased[PROFILE_PARAMETER.name] = PROFILE_PARAMETER
         if name not in aliased:
             known = [*self.parameters, *aliased]
             raise UnknownNameError("parameter", name, known, where=f"of '{self.id}'")
@@ -207,46 +212,65 @@ def load_spec(path: Path) -> ExperimentSpec:
 
 def parse_spec(document: Mapping[str, Any], where: str = "experiment.toml") -> ExperimentSpec:
     """Check a parsed experiment.toml. Unknown keys are errors that name the nearest known key."""
-    _only(document, ("experiment", "data", "requires", "parameters", "profiles", "draw"), where)
-    head = _table(document, "experiment", where, required=True)
-    _only(head, ("id", "title", "summary", "headline"), f"{where} [experiment]")
+    only(document, _TABLES, where)
+    head = table_of(document, "experiment", where, required=True)
+    only(head, ("id", "title", "summary", "headline"), f"{where} [experiment]")
     for key in ("id", "title", "summary"):
-        _text(head, key, f"{where} [experiment]")
+        text_of(head, key, f"{where} [experiment]")
     parameters = {
         name: _parse_parameter(name, body, f"{where} [parameters.{name}]")
-        for name, body in _table(document, "parameters", where).items()
+        for name, body in table_of(document, "parameters", where).items()
     }
     _check_aliases(parameters, where)
-    data = _table(document, "data", where)
-    _only(data, ("sets", "parameter"), f"{where} [data]")
+    data = table_of(document, "data", where)
+    only(data, ("sets", "parameter"), f"{where} [data]")
     data_parameter = data.get("parameter")
     if data_parameter is not None and data_parameter not in parameters:
         raise ExperimentFileError(f"{where} [data]: no parameter '{data_parameter}'")
-    requires = _table(document, "requires", where)
-    _only(requires, ("torch", "accelerator"), f"{where} [requires]")
+    requires = table_of(document, "requires", where)
+    only(requires, ("torch", "accelerator", "preload"), f"{where} [requires]")
     return ExperimentSpec(
         id=head["id"],
         title=head["title"],
         summary=head["summary"],
         parameters=parameters,
-        profiles=_parse_profiles(_table(document, "profiles", where), parameters, where),
-        data_sets=_names(data, "sets", f"{where} [data]"),
+        profiles=_parse_profiles(table_of(document, "profiles", where), parameters, where),
+        data_sets=names_of(data, "sets", f"{where} [data]"),
         data_parameter=data_parameter,
         requires_torch=str(requires.get("torch", ">=1.8")),
         requires_accelerator=bool(requires.get("accelerator", False)),
-        headline=_names(head, "headline", f"{where} [experiment]"),
-        drawings=_parse_drawings(document.get("draw", []), f"{where} [[draw]]"),
+        headline=names_of(head, "headline", f"{where} [experiment]"),
+        drawings=parse_drawings(document.get("draw", []), parameters, f"{where} [[draw]]"),
+        closing=_parse_closing(document, parameters, where),
         source=dict(document),
+        preload=_preload(requires, f"{where} [requires]"),
     )
+
+
+def _preload(requires: Mapping[str, Any], where: str) -> Tuple[str, ...]:
+    """Of torch only: the parent of the rows must not run what could touch a device."""
+    names = names_of(requires, "preload", where)
+    for name in names:
+        if not name.startswith("torch."):
+            raise ExperimentFileError(f"{where}: preload takes modules of torch, not '{name}'")
+    return names
+
+
+def _parse_closing(
+    document: Mapping[str, Any], parameters: Mapping[str, Parameter], where: str
+) -> Optional[Summary]:
+    if "summary" not in document:
+        return None
+    return parse_summary(table_of(document, "summary", where), parameters, f"{where} [summary]")
 
 
 def _parse_parameter(name: str, body: Any, where: str) -> Parameter:
     if not isinstance(body, dict):
         raise ExperimentFileError(f"{where} should be a table")
     known_keys = ("type", "default", "axis", "help", "choices", "min", "max", "unit", "aliases")
-    _only(body, known_keys, where)
+    only(body, known_keys, where)
     for key in ("type", "help", "axis"):
-        _text(body, key, where)
+        text_of(body, key, where)
     if "default" not in body:
         raise ExperimentFileError(f"{where} lacks 'default'")
     for key, known in (("type", _TYPES), ("axis", AXES)):
@@ -266,14 +290,21 @@ def _parse_parameter(name: str, body: Any, where: str) -> Parameter:
         minimum=body.get("min"),
         maximum=body.get("max"),
         unit=body.get("unit", ""),
-        aliases=_names(body, "aliases", where),
+        aliases=names_of(body, "aliases", where),
     )
     return dataclasses.replace(parameter, default=parameter.check(body["default"]))
 
 
 def _check_aliases(parameters: Mapping[str, Parameter], where: str) -> None:
     """One word means one parameter, and can stand left of the '=' on a command line."""
-    owners = {name: name for name in parameters}
+    reserved = PROFILE_PARAMETER.name
+    if reserved in parameters:
+        raise ExperimentFileError(
+            f"{where} [parameters.{reserved}]: every experiment has '{reserved}' already",
+            why=PROFILE_PARAMETER.declaration(),
+            next_step="give the parameter another name",
+        )
+    owners = {name: name for name in (*parameters, reserved)}
     for name, parameter in parameters.items():
         for alias in parameter.aliases:
             place = f"{where} [parameters.{name}]: alias '{alias}'"
@@ -293,7 +324,7 @@ def _parse_profiles(
         if name not in PROFILES:
             raise ExperimentFileError(f"{place}: a profile is one of {', '.join(PROFILES)}")
         own = {"repeats", "minutes", "disk_gb", "note"}
-        _only(body, tuple(own) + tuple(parameters), place)
+        only(body, tuple(own) + tuple(parameters), place)
         values: Dict[str, Tuple[Scalar, ...]] = {}
         for key in body:
             if key not in own:
@@ -316,55 +347,3 @@ def _repeats(value: Any, where: str) -> int:
             f"{where}: repeats should be a whole number from 1, not {value!r}"
         )
     return value
-
-
-def _parse_drawings(tables: Any, where: str) -> Tuple[Drawing, ...]:
-    if not isinstance(tables, list) or not all(isinstance(body, dict) for body in tables):
-        raise ExperimentFileError(f"{where} should be a list of tables")
-    return tuple(_parse_drawing(body, where) for body in tables)
-
-
-def _parse_drawing(body: Mapping[str, Any], where: str) -> Drawing:
-    _only(body, ("name", "kind", "title", "metrics", "side_file", "x", "y"), where)
-    for key in ("name", "kind", "title"):
-        _text(body, key, where)
-    if body["kind"] not in _DRAWING_KINDS:
-        raise ExperimentFileError(f"{where}: kind is one of {', '.join(_DRAWING_KINDS)}")
-    return Drawing(**{**body, "metrics": _names(body, "metrics", where)})
-
-
-def _table(
-    document: Mapping[str, Any], key: str, where: str, required: bool = False
-) -> Dict[str, Any]:
-    if key not in document:
-        if required:
-            raise ExperimentFileError(f"{where} lacks the table [{key}]")
-        return {}
-    if not isinstance(document[key], dict):
-        raise ExperimentFileError(f"{where}: [{key}] should be a table")
-    return dict(document[key])
-
-
-def _text(body: Mapping[str, Any], key: str, where: str) -> None:
-    if not isinstance(body.get(key), str) or not body[key]:
-        raise ExperimentFileError(f"{where} lacks the text '{key}'")
-
-
-def _names(body: Mapping[str, Any], key: str, where: str) -> Tuple[str, ...]:
-    """A list of words; a lone word would otherwise become a list of its letters."""
-    listed = body.get(key, [])
-    if not isinstance(listed, (list, tuple)) or not all(isinstance(word, str) for word in listed):
-        raise ExperimentFileError(f"{where}: '{key}' should be a list of names")
-    return tuple(listed)
-
-
-def _only(body: Mapping[str, Any], known: Tuple[str, ...], where: str) -> None:
-    for key in body:
-        if key not in known:
-            close = nearest(key, known)
-            raise ExperimentFileError(
-                f"{where} has the unknown key '{key}'",
-                next_step=(f"did you mean '{close}'? " if close else "")
-                + "Known: "
-                + ", ".join(sorted(known)),
-            )

@@ -73,6 +73,7 @@ def test_the_least_claim_is_enough() -> None:
         ("kind", "opinion", "kind 'opinion' is not one of"),
         ("profile", "long", "profile is one of"),
         ("verdict", "REPRODUCED", "unknown key 'verdict'"),
+        ("not_comparable", "", "'not_comparable' should be text"),
         ("metric", "tflops", "should be a table"),
         ("metric/operator", "eval", "'eval' is not one of"),
         ("metric/of", ["tflops"], "'ratio' takes 2 to 2 selections"),

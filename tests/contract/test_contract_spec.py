@@ -207,3 +207,65 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: Any, message: 
 
     with pytest.raises(ExperimentFileError, match=message):
         load_spec(path)
+
+
+LADDER: Dict[str, Any] = {
+    "name": "l", "kind": "ladder", "title": "L", "parameter": "precision", "metric": "seconds",
+    "order": ["fp32", "bf16"], "ends": ["fp16", "fp8"], "names": {"bf16": "half"},
+}  # fmt: skip
+
+
+def _ladder(**changes: Any) -> Dict[str, Any]:
+    body = {key: value for key, value in {**LADDER, **changes}.items() if value is not ...}
+    changed = _with("parameters/precision/choices", ["fp32", "bf16", "fp16", "fp8"])
+    return {**changed, "draw": [body]}
+
+
+def test_a_ladder_is_read_with_its_values_checked() -> None:
+    (drawing,) = parse_spec(_ladder()).drawings
+
+    assert drawing.ladder is not None
+    assert drawing.ladder.order == ("fp32", "bf16")
+    assert drawing.ladder.ends == ("fp16", "fp8")
+    assert drawing.ladder.names == {"bf16": "half"}
+    (widths,) = parse_spec(
+        _ladder(parameter="width", order=[1, 2], ends=[3, 4], names={"1": "one"})
+    ).drawings
+    assert widths.ladder is not None
+    assert widths.ladder.names == {1: "one"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parameter": "precisoin"}, "no parameter 'precisoin'"),
+        ({"parameter": "data"}, "makes runs, not rows"),
+        ({"metric": ...}, "lacks the text 'metric'"),
+        ({"order": "fp32"}, "'order' should be a list of values"),
+        ({"order": ["fp32"]}, "two or more different values"),
+        ({"order": ["fp32", "fp32"]}, "two or more different values"),
+        ({"ends": ...}, "'ends' should be a list of values"),
+        ({"ends": ["fp16"]}, "two different values"),
+        ({"ends": ["fp16", "fp16"]}, "two different values"),
+        ({"ends": ["fp32", "fp16"]}, "'ends' and 'order' share fp32"),
+        ({"metrics": ["seconds"]}, "unknown key 'metrics'"),
+        ({"kind": "curve"}, "unknown key 'parameter'"),
+        ({"names": ["x"]}, "'names' should be a table"),
+    ],
+)
+def test_each_mistake_in_a_ladder_is_named(changes: Dict[str, Any], message: str) -> None:
+    with pytest.raises(ExperimentFileError, match=message):
+        parse_spec(_ladder(**changes))
+
+
+def test_a_rung_that_the_parameter_does_not_take_is_refused() -> None:
+    with pytest.raises(BadValueError):
+        parse_spec(_ladder(order=["fp32", "fp4"]))
+
+
+def test_only_parts_of_torch_can_be_preloaded() -> None:
+    assert parse_spec(_with("requires", {"preload": ["torch._dynamo"]})).preload == (
+        "torch._dynamo",
+    )
+    with pytest.raises(ExperimentFileError, match="modules of torch"):
+        parse_spec(_with("requires", {"preload": ["numpy"]}))

@@ -11,8 +11,10 @@ import pytest
 from result_cases import job, record_of, with_row
 from rich.console import Console
 
-from narrowgauge.compare import Comparison, compare, comparison_json, print_comparison
+from narrowgauge import compare as module
+from narrowgauge.compare import Comparison, comparison_json, print_comparison
 from narrowgauge.errors import UsageError
+from narrowgauge.noise import Floors
 from narrowgauge.store import Store
 from narrowgauge_contract.outcome import Validity
 from narrowgauge_contract.record import Record
@@ -23,6 +25,11 @@ def _record(root: Path, name: str, **values: object) -> Record:
     device = values.pop("device", "EPYC")
     folder = Store(root).new_run(job(f"20261121T100000Z-toy-{name}", **values))
     return record_of(folder, scale=scale, device=device)  # type: ignore[arg-type]
+
+
+def compare(left: Record, right: Record) -> Comparison:
+    """Where no run of noise-floor is at hand."""
+    return module.compare(left, right, Floors.none())
 
 
 def _screen(found: Comparison) -> str:
@@ -40,7 +47,10 @@ def test_two_runs_of_the_same_are_paired_and_pooled(tmp_path: Path) -> None:
     assert [pair.ratio for pair in speeds] == [pytest.approx(2.0)] * 2
     assert all(pair.pooled is not None and pair.pooled.n == 6 for pair in speeds)
     assert all(pair.ratio_interval is None for pair in speeds)  # three repeats tell no spread
-    assert "pooled" in _screen(found)
+    screen = _screen(found)
+    assert "pooled" in screen
+    assert "no interval: 3 repeats, and fewer than 6 do not tell" in screen
+    assert "noise floor unknown: narrowgauge run noise-floor" in screen
 
 
 def test_what_differs_is_named_and_nothing_is_pooled(tmp_path: Path) -> None:

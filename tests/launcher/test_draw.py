@@ -13,13 +13,16 @@ from result_cases import SPEC, job, record_of, recorded, with_row
 
 from narrowgauge import draw
 from narrowgauge.draw import draw_run
+from narrowgauge.noise import Floors
 from narrowgauge.store import RunFolder, Store
 from narrowgauge.tables import markdown_table, write_tables
 from narrowgauge_contract.errors import DamagedRecordError
 from narrowgauge_contract.hashing import sha256_file
 from narrowgauge_contract.outcome import Metric, Validity
 from narrowgauge_contract.record import Record
+from narrowgauge_contract.spec import parse_spec
 
+FLOORS = Floors.none()
 TABLES = {"rows.csv", "summary.csv", "summary.md"}
 
 
@@ -44,18 +47,18 @@ def _digests(folder: RunFolder) -> dict[str, str]:
 def test_everything_is_drawn_and_drawn_again_the_same(tmp_path: Path) -> None:
     folder = recorded(tmp_path)
 
-    made = draw_run(folder)
+    made = draw_run(folder, FLOORS)
 
     pictures = ("loss", "speed", "confusion-precision-fp32", "confusion-precision-bf16")
     assert _names(made) == TABLES | {f"{p}.{s}" for p in pictures for s in ("svg", "png")}
     first = _digests(folder)
-    draw_run(folder)
+    draw_run(folder, FLOORS)
     assert _digests(folder) == first
 
 
 def test_pictures_hold_something_and_name_their_axes(tmp_path: Path) -> None:
     folder = recorded(tmp_path)
-    draw_run(folder)
+    draw_run(folder, FLOORS)
 
     for path in folder.derived.glob("*.png"):
         with Image.open(path) as picture:
@@ -70,9 +73,28 @@ def test_pictures_hold_something_and_name_their_axes(tmp_path: Path) -> None:
     assert "2026" not in svg.partition("<svg")[0]
 
 
+def test_bars_have_the_interval_of_their_median_where_there_is_one(tmp_path: Path) -> None:
+    few = recorded(tmp_path / "few")
+    many = Store(tmp_path / "many").new_run(job())
+    record = record_of(many)
+    record = dataclasses.replace(record, rows=record.rows * 3)
+    many.write_record(record)
+
+    lines = [len(_bar_lines(folder.record())) for folder in (few, many)]
+
+    # per configuration the dots of its repeats, and with nine of them the interval and its two ends
+    assert lines == [2, 8]
+
+
+def _bar_lines(record: Record) -> list[object]:
+    drawing = parse_spec(record.spec).drawings[1]
+    ((_, picture),) = draw._bars(drawing, record)
+    return [line for panel in picture.axes for line in panel.get_lines()]
+
+
 def test_a_matrix_sums_the_valid_repeats(tmp_path: Path) -> None:
     folder = recorded(tmp_path)
-    draw_run(folder)
+    draw_run(folder, FLOORS)
 
     # repeats 0, 1, 2 hold 9+9+9 cats called cats, 0+1+2 called dogs, 2+2+2 dogs called cats
     svg = (folder.derived / "confusion-precision-fp32.svg").read_text(encoding="utf-8")
@@ -88,8 +110,8 @@ def test_invalid_rows_are_not_drawn(tmp_path: Path) -> None:
         record = with_row(record, index, validity=Validity(False, ("hot",)))
     part.write_record(record)
 
-    draw_run(whole)
-    made = draw_run(part)
+    draw_run(whole, FLOORS)
+    made = draw_run(part, FLOORS)
 
     assert "confusion.svg" in _names(made)  # one configuration is left, so no name of its own
     assert "precision=fp32" not in (part.derived / "loss.svg").read_text(encoding="utf-8")
@@ -101,13 +123,13 @@ def test_without_a_valid_row_there_are_tables_only(tmp_path: Path) -> None:
             record = with_row(record, row.index, validity=Validity(False, ("hot",)))
         return record
 
-    assert _names(draw_run(_with(tmp_path, spoil))) == TABLES
+    assert _names(draw_run(_with(tmp_path, spoil), FLOORS)) == TABLES
 
 
 def test_made_up_data_is_written_on_the_picture(tmp_path: Path) -> None:
     folder = _with(tmp_path, lambda record: dataclasses.replace(record, synthetic=True))
 
-    draw_run(folder)
+    draw_run(folder, FLOORS)
 
     assert "made-up data" in (folder.derived / "loss.svg").read_text(encoding="utf-8")
 
@@ -122,7 +144,7 @@ def test_a_changed_side_file_is_not_drawn_but_all_else_is(tmp_path: Path, change
         side.write_text('{"labels": ["cat", "dog"], "counts": [[1, 2], [3, 4]]}')
 
     with pytest.raises(DamagedRecordError, match=r"row-0/confusion\.json is missing or was"):
-        draw_run(folder)
+        draw_run(folder, FLOORS)
 
     names = {path.name for path in folder.derived.iterdir()}
     assert {"loss.png", "speed.png", *TABLES} <= names
@@ -137,21 +159,21 @@ def test_a_diverged_loss_is_drawn_without_a_crash(tmp_path: Path) -> None:
             record = with_row(record, row.index, metrics=(losses, speed))
         return record
 
-    assert "loss.png" in _names(draw_run(_with(tmp_path, diverge)))
+    assert "loss.png" in _names(draw_run(_with(tmp_path, diverge), FLOORS))
 
 
 def test_a_drawing_whose_metric_nobody_measured_is_left_out(tmp_path: Path) -> None:
     spec = {**SPEC, "draw": [{"name": "x", "kind": "curve", "title": "X", "metrics": ["power"]}]}
     folder = _with(tmp_path, lambda record: dataclasses.replace(record, spec=spec))
 
-    assert _names(draw_run(folder)) == TABLES
+    assert _names(draw_run(folder, FLOORS)) == TABLES
 
 
 def test_rows_of_unlike_length_are_drawn(tmp_path: Path) -> None:
     def shorten(record: Record) -> Record:
         return with_row(record, 0, metrics=(Metric("loss", "nat", "monotonic", (1.0,), "epoch"),))
 
-    assert "loss.png" in _names(draw_run(_with(tmp_path, shorten)))
+    assert "loss.png" in _names(draw_run(_with(tmp_path, shorten), FLOORS))
 
 
 class TestTables:
@@ -160,7 +182,7 @@ class TestTables:
             tmp_path,
             lambda record: with_row(record, 1, validity=Validity(False, ("too, hot", "slow"))),
         )
-        write_tables(folder.record(), tmp_path)
+        write_tables(folder.record(), tmp_path, FLOORS)
 
         with open(tmp_path / "rows.csv", encoding="utf-8", newline="") as stream:
             rows = list(csv.DictReader(stream))
@@ -173,7 +195,7 @@ class TestTables:
         folder = _with(
             tmp_path, lambda record: with_row(record, 1, validity=Validity(False, ("hot",)))
         )
-        write_tables(folder.record(), tmp_path)
+        write_tables(folder.record(), tmp_path, FLOORS)
 
         with open(tmp_path / "summary.csv", encoding="utf-8", newline="") as stream:
             lines = list(csv.DictReader(stream))
@@ -183,7 +205,7 @@ class TestTables:
         assert float(bf16["median"]) == pytest.approx(98.15)
 
     def test_markdown_has_a_line_per_configuration(self, tmp_path: Path) -> None:
-        text = markdown_table(recorded(tmp_path).record(), ["accuracy"])
+        text = markdown_table(recorded(tmp_path).record(), FLOORS, ["accuracy"])
 
         assert text.splitlines() == [
             "| precision | accuracy (%) | valid repeats |",

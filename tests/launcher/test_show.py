@@ -12,6 +12,7 @@ from result_cases import host, job, record_of, recorded, with_row
 from rich.console import Console
 
 from narrowgauge.draw import draw_run
+from narrowgauge.noise import Floors
 from narrowgauge.show import print_results, show_run
 from narrowgauge.store import RunFolder, Store
 from narrowgauge.view import format_value, load_view, number, spark, to_json, warnings_of
@@ -22,7 +23,7 @@ from narrowgauge_contract.record import GitFacts, ImageFacts, Record
 
 def _screen(folder: RunFolder, width: int = 120) -> str:
     stream = io.StringIO()
-    show_run(folder, Console(file=stream, width=width))
+    show_run(folder, Console(file=stream, width=width), Floors.none())
     return stream.getvalue()
 
 
@@ -53,7 +54,7 @@ def test_a_terminal_gets_colour_and_fits_eighty_columns(tmp_path: Path) -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=80, force_terminal=True, color_system="standard")
 
-    show_run(recorded(tmp_path), console)
+    show_run(recorded(tmp_path), console, Floors.none())
 
     assert "\x1b[" in stream.getvalue()
     plain = Console(width=80).render_str(stream.getvalue())
@@ -280,7 +281,7 @@ def test_records_of_other_experiments_show_and_draw(tmp_path: Path, path: Path) 
     (folder.path / "record.json").write_bytes(path.read_bytes())
 
     screen = _screen(folder)
-    made = draw_run(folder)
+    made = draw_run(folder, Floors.none())
 
     assert folder.record().run_id in screen
     assert "Results" in screen

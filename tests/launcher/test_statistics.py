@@ -15,7 +15,6 @@ from narrowgauge.statistics import (
     configurations,
     figure,
     median_interval,
-    ratio_interval,
     summarize,
     varying,
 )
@@ -125,26 +124,3 @@ class TestConfigurations:
         assert varying(found) == ("precision",)
         assert found[0].label(varying(found)) == "precision=fp32"
         assert found[0].figures("nothing") == ()
-
-
-class TestRatio:
-    def test_it_holds_the_true_ratio(self) -> None:
-        chance = random.Random(2)
-        above = [chance.gauss(20.0, 1.0) for _ in range(30)]
-        below = [chance.gauss(10.0, 0.5) for _ in range(30)]
-
-        interval = ratio_interval(above, below)
-
-        assert interval is not None
-        assert interval.low < 2.0 < interval.high
-        assert interval.high - interval.low < 0.2
-        assert interval == ratio_interval(above, below)
-
-    @pytest.mark.parametrize(
-        ("above", "below"),
-        [([1.0] * 4, [1.0] * 9), ([1.0] * 9, [0.0] * 9), ([math.nan] * 9, [1.0] * 9)],
-    )
-    def test_where_it_cannot_be_told_it_is_not(
-        self, above: list[float], below: list[float]
-    ) -> None:
-        assert ratio_interval(above, below) is None

@@ -168,3 +168,14 @@ class TestEntries:
         [entry] = Store(tmp_path).entries()
 
         assert (entry.state, entry.experiment) == (RunState.DAMAGED, "toy")
+
+
+def test_runs_of_one_experiment_are_found_wherever_they_lie(tmp_path: Path) -> None:
+    recorded(tmp_path, ONE)
+    alone = tmp_path / "by-hand"
+    alone.mkdir()
+    write_json_atomic(alone / "job.json", job(THREE))
+    store = Store(tmp_path)
+
+    assert [folder.name for folder in store.of("toy")] == ["by-hand", ONE]
+    assert list(store.of("mnist")) == []

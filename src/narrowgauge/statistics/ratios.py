@@ -1,0 +1,308 @@
+"""Ratios of medians, on the log scale, where a factor of two up and down are equally far from none.
+
+The samples are figures of processes, not samples within one: what differs from process to process
+(addresses, clocks, which core) is the larger part of the noise, and no number of samples in one
+process shows it. Intervals are bootstrap intervals, BCa where there is one level (Efron 1987; for
+several samples Davison and Hinkley 1997, section 5.4), percentiles where processes hold samples.
+All are the same for the same samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+from narrowgauge.statistics.configurations import Configuration
+from narrowgauge.statistics.samples import COVERAGE, Interval
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+__all__ = [
+    "LEAST",
+    "Equivalence",
+    "LogRatio",
+    "equivalent",
+    "geometric_mean_interval",
+    "hierarchical_log_ratio_interval",
+    "log_ratio_interval",
+    "ratio_of",
+]
+
+#: Fewer figures cannot tell their own spread: the least and the most of five do not hold a median
+#: with 95 %.
+LEAST = 6
+_RESAMPLES = 9999
+#: With two levels each resample costs as much as there are raw samples.
+_HIERARCHICAL_RESAMPLES = 1999
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class LogRatio:
+    """The natural logarithm of a ratio, and the interval that holds it.
+
+    Either is None where the samples do not tell; `reason` says why.
+    """
+
+    value: float | None
+    interval: Interval | None = None
+    reason: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """NaN where there is none."""
+        return math.nan if self.value is None else math.exp(self.value)
+
+    @property
+    def ratio_interval(self) -> Interval | None:
+        """The interval of the ratio itself."""
+        if self.interval is None:
+            return None
+        low, high = math.exp(self.interval.low), math.exp(self.interval.high)
+        return Interval(low, high, self.interval.coverage)
+
+    @property
+    def holds_one(self) -> bool | None:
+        """Whether the ratio may be 1 as far as the interval tells; None without an interval."""
+        if self.interval is None:
+            return None
+        return self.interval.low <= 0.0 <= self.interval.high
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """Whether a ratio lies within 1 / (1 + margin) … 1 + margin, and the interval that says so."""
+
+    equivalent: bool | None
+    margin: float
+    found: LogRatio
+
+
+def ratio_of(above: Configuration, below: Configuration, metric: str) -> LogRatio:
+    """above / below of the medians over the valid repeats, paired where the repeats are the same.
+
+    Rows of one repeat are measured next to each other, so that pairs share what drifts.
+    """
+    tops, bottoms = above.by_repeat(metric), below.by_repeat(metric)
+    if tops and tops.keys() == bottoms.keys():
+        order = sorted(tops)
+        pairs = [tops[i] for i in order], [bottoms[i] for i in order]
+        return log_ratio_interval(*pairs, paired=True)
+    return log_ratio_interval(above.figures(metric), below.figures(metric))
+
+
+def log_ratio_interval(
+    above: Sequence[float],
+    below: Sequence[float],
+    *,
+    paired: bool = False,
+    coverage: float = COVERAGE,
+) -> LogRatio:
+    """log(median(above) / median(below)) with its BCa interval.
+
+    `paired`: the i-th of both belong together and are resampled together.
+    """
+    import numpy as np
+
+    reason = _no_logarithm((above, below))
+    if reason:
+        return LogRatio(None, reason=reason)
+    tops, bottoms = np.asarray(above, float), np.asarray(below, float)
+    if paired and len(tops) != len(bottoms):
+        raise ValueError(f"{len(tops)} and {len(bottoms)} samples are no pairs")
+    value = _log_ratio(tops, bottoms)
+    reason = _too_few((above, below))
+    if reason:
+        return LogRatio(value, reason=reason)
+    chance = np.random.default_rng(_SEED)
+    which = chance.integers(len(tops), size=(_RESAMPLES, len(tops)))
+    others = which if paired else chance.integers(len(bottoms), size=(_RESAMPLES, len(bottoms)))
+    resampled = _log_ratio(tops[which], bottoms[others])
+    if resampled.min() == resampled.max():
+        return LogRatio(value, reason="the samples do not differ, so their spread is not known")
+    jackknives = _jackknives(tops, bottoms, paired)
+    return LogRatio(value, _bca(value, resampled, jackknives, coverage))
+
+
+def _log_ratio(tops: Floats, bottoms: Floats) -> Any:
+    import numpy as np
+
+    return np.log(np.median(tops, axis=-1) / np.median(bottoms, axis=-1))
+
+
+def _jackknives(tops: Floats, bottoms: Floats, paired: bool) -> list[Floats]:
+    """The statistic without one sample: one array per independently drawn sample."""
+    above, below = _each_left_out(tops), _each_left_out(bottoms)
+    if paired:
+        return [_log_ratio(above, below)]
+    return [_log_ratio(above, bottoms), _log_ratio(tops, below)]
+
+
+def _each_left_out(values: Floats) -> Floats:
+    import numpy as np
+
+    return np.stack([np.delete(values, i) for i in range(len(values))])
+
+
+def _bca(value: float, resampled: Floats, jackknives: list[Floats], coverage: float) -> Interval:
+    """The bias-corrected and accelerated interval of a statistic."""
+    import numpy as np
+
+    normal = NormalDist()
+    count = len(resampled)
+    below = (np.sum(resampled < value) + np.sum(resampled <= value)) / (2 * count)
+    bias = normal.inv_cdf(min(max(float(below), 0.5 / count), 1.0 - 0.5 / count))
+    influences = [(len(each) - 1) * (each.mean() - each) for each in jackknives]
+    cubes = sum(float((u**3).sum()) / len(u) ** 3 for u in influences)
+    squares = sum(float((u**2).sum()) / len(u) ** 2 for u in influences)
+    # Zero where no single sample moves the median, as with many ties: then there is no skew to see.
+    acceleration = cubes / (6 * squares**1.5) if squares else 0.0
+    levels = []
+    for tail in ((1 - coverage) / 2, (1 + coverage) / 2):
+        shifted = bias + normal.inv_cdf(tail)
+        levels.append(normal.cdf(bias + shifted / (1 - acceleration * shifted)))
+    low, high = np.quantile(resampled, levels)
+    return Interval(float(low), float(high), coverage)
+
+
+def hierarchical_log_ratio_interval(
+    above: Sequence[Sequence[float]],
+    below: Sequence[Sequence[float]],
+    *,
+    paired: bool = False,
+    coverage: float = COVERAGE,
+) -> LogRatio:
+    """The same of processes that hold raw samples: processes and samples are both resampled.
+
+    The statistic is the median over processes of each one's median. `paired`: the i-th processes of
+    both belong together, and their samples too where they are equally many.
+    """
+    import numpy as np
+
+    reason = _no_logarithm([*above, *below]) if above and below else "there are no samples"
+    if reason:
+        return LogRatio(None, reason=reason)
+    if paired and len(above) != len(below):
+        raise ValueError(f"{len(above)} and {len(below)} processes are no pairs")
+    tops, bottoms = ([np.asarray(each, float) for each in side] for side in (above, below))
+    middles = [np.asarray([np.median(each) for each in side]) for side in (tops, bottoms)]
+    value = _log_ratio(middles[0], middles[1])
+    reason = _too_few((above, below))
+    if reason:
+        return LogRatio(value, reason=reason)
+    chance = np.random.default_rng(_SEED)
+    which = chance.integers(len(tops), size=(_HIERARCHICAL_RESAMPLES, len(tops)))
+    others = which
+    if not paired:
+        others = chance.integers(len(bottoms), size=(_HIERARCHICAL_RESAMPLES, len(bottoms)))
+    together = paired and all(len(a) == len(b) for a, b in zip(tops, bottoms, strict=True))
+    seeds = (1, 1) if together else (1, 2)
+    drawn = [
+        _resampled_middles(side, picks, np.random.default_rng(seed))
+        for side, picks, seed in zip((tops, bottoms), (which, others), seeds, strict=True)
+    ]
+    return _percentiles(value, _log_ratio(drawn[0], drawn[1]), coverage)
+
+
+def _resampled_middles(
+    processes: list[Floats], picks: NDArray[np.int64], chance: np.random.Generator
+) -> Floats:
+    """For every picked process the median of a resample of its samples; the shape of `picks`."""
+    import numpy as np
+
+    middles = np.empty(picks.shape)
+    for number, samples in enumerate(processes):
+        here = picks == number
+        drawn = chance.integers(len(samples), size=(int(here.sum()), len(samples)))
+        middles[here] = np.median(samples[drawn], axis=1)
+    return middles
+
+
+def geometric_mean_interval(
+    sides: Sequence[tuple[Sequence[float], Sequence[float]]],
+    *,
+    paired: bool = False,
+    coverage: float = COVERAGE,
+) -> LogRatio:
+    """The geometric mean over configurations of median(above) / median(below).
+
+    The configurations are resampled, and the processes within each: the interval is of the mean
+    over configurations like these, not over these alone.
+    """
+    import numpy as np
+
+    if not sides:
+        return LogRatio(None, reason="there are no samples")
+    reason = _no_logarithm([side for pair in sides for side in pair])
+    if reason:
+        return LogRatio(None, reason=reason)
+    data = [(np.asarray(above, float), np.asarray(below, float)) for above, below in sides]
+    if paired and any(len(above) != len(below) for above, below in data):
+        raise ValueError("the samples of a configuration are no pairs")
+    value = float(np.mean([_log_ratio(above, below) for above, below in data]))
+    reason = _too_few([side for pair in sides for side in pair]) or _too_few(
+        [sides], what="configurations"
+    )
+    if reason:
+        return LogRatio(value, reason=reason)
+    chance = np.random.default_rng(_SEED)
+    picks = chance.integers(len(data), size=(_HIERARCHICAL_RESAMPLES, len(data)))
+    drawn = np.empty(picks.shape)
+    for number, (above, below) in enumerate(data):
+        here = picks == number
+        count = int(here.sum())
+        which = chance.integers(len(above), size=(count, len(above)))
+        others = which if paired else chance.integers(len(below), size=(count, len(below)))
+        drawn[here] = _log_ratio(above[which], below[others])
+    return _percentiles(value, drawn.mean(axis=1), coverage)
+
+
+def _percentiles(value: float, resampled: Floats, coverage: float) -> LogRatio:
+    import numpy as np
+
+    if resampled.min() == resampled.max():
+        return LogRatio(value, reason="the samples do not differ, so their spread is not known")
+    low, high = np.quantile(resampled, [(1 - coverage) / 2, (1 + coverage) / 2])
+    return LogRatio(value, Interval(float(low), float(high), coverage))
+
+
+def equivalent(
+    above: Sequence[float], below: Sequence[float], margin: float, *, paired: bool = False
+) -> Equivalence:
+    """Two one-sided tests at 5 %: equivalent where the 90 % interval lies within the margin.
+
+    None where there is no interval: too few samples show no difference either, and that is not
+    equivalence. Raises ValueError for a margin that is not above 0.
+    """
+    if not margin > 0:
+        raise ValueError(f"a margin of {margin} holds nothing")
+    found = log_ratio_interval(above, below, paired=paired, coverage=0.90)
+    if found.interval is None:
+        return Equivalence(None, margin, found)
+    bound = math.log1p(margin)
+    inside = -bound < found.interval.low and found.interval.high < bound
+    return Equivalence(inside, margin, found)
+
+
+def _no_logarithm(sides: Sequence[Sequence[float]]) -> str:
+    """Why these samples have no log ratio; empty where they have."""
+    if not all(sides):
+        return "there are no samples"
+    if not all(math.isfinite(value) for side in sides for value in side):
+        return "a sample is not finite"
+    if any(value <= 0 for side in sides for value in side):
+        return "a sample is zero or negative, so it has no logarithm"
+    return ""
+
+
+def _too_few(sides: Sequence[Sequence[Any]], what: str = "repeats") -> str:
+    least = min(len(side) for side in sides)
+    counted = f"{least} {what if least != 1 else what[:-1]}"
+    return f"{counted}, and fewer than {LEAST} do not tell" if least < LEAST else ""

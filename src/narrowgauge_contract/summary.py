@@ -1,0 +1,304 @@
+"""`[summary]`: an experiment's own closing lines, in its own words, from rows alone.
+
+    [summary]
+    parameter = "mode"                      # a line per value of this parameter
+    metric = "seconds"                      # the figure: the median over the valid repeats
+    order = ["O3", "fp32"]                  # which values, in this order
+    names = { O3 = "AMP (opt level O3)", fp32 = "Float32" }  # what they are called
+    baseline = "fp32"                       # what {ratio} refers to
+    better = "less"                         # of the metric; "more" for rates. Default: less
+    where = { protocol = "clean" }          # only rows with these values. Default: all rows
+    each = "{name}: {value:.2f} seconds"    # a line per value, before the heading
+    heading = "Results summary ({batch*iterations} images)"
+    line = "{name}: {value:.2f} seconds ({ratio:.2f} x full precision speed)"
+
+`each`, `heading` and `line` may each be left out. In `each` and `line`, `{name}` is what `names`
+says, `{value}` the figure, and `{ratio}` how many times as good as the baseline it is: baseline /
+value where less is better, else value / baseline. Everywhere, the name of a parameter is its value,
+and `{facts.NAME}` a fact of the first valid row. Numbers may be multiplied, `{value*iterations}`,
+and take a format: `.2f`, `,`, `d`, …
+
+Where rows differ in further parameters, each combination of these gets its own lines, headed by
+what it is. A value without rows is left out; without a valid row its line says why instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from string import Formatter
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from narrowgauge_contract.drawing import named_parameter, named_values, values_of
+from narrowgauge_contract.errors import ExperimentFileError
+from narrowgauge_contract.figures import figure, median
+from narrowgauge_contract.toml_checks import only, text_of
+
+if TYPE_CHECKING:
+    from narrowgauge_contract.outcome import Row
+    from narrowgauge_contract.spec import Parameter, Scalar
+
+__all__ = ["Block", "Line", "Summary", "parse_summary", "summary_blocks", "summary_lines"]
+
+_KEYS = (
+    "parameter",
+    "metric",
+    "order",
+    "names",
+    "baseline",
+    "better",
+    "where",
+    "each",
+    "heading",
+    "line",
+)
+#: What a line has of its own, beside parameters and facts.
+_OWN = ("name", "value", "ratio")
+_FORMAT = re.compile(r",?(\.\d{1,2}[efg%]?)?|d|,d")
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """The declaration, checked. `better_less`: whether less of the metric is better."""
+
+    parameter: str
+    metric: str
+    order: Tuple[Scalar, ...]
+    names: Dict[Scalar, str]
+    baseline: Optional[Scalar]
+    better_less: bool
+    where: Dict[str, Scalar]
+    each: str
+    heading: str
+    line: str
+
+    def name_of(self, value: Optional[Scalar]) -> str:
+        """What a value of the parameter is called."""
+        return _word(value) if value is None else self.names.get(value, _word(value))
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One line. `ratio` and the counts of valid rows behind it: None and 0 where there is none."""
+
+    text: str
+    ratio: Optional[float] = None
+    repeats: int = 0
+    baseline_repeats: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """The lines of one combination of all other parameters; `label` says which."""
+
+    label: str
+    each: Tuple[Line, ...]
+    heading: str
+    lines: Tuple[Line, ...]
+
+
+def parse_summary(
+    body: Mapping[str, Any], parameters: Mapping[str, Parameter], where: str
+) -> Summary:
+    """Check a `[summary]` table. Raises ExperimentFileError, BadValueError."""
+    only(body, _KEYS, where)
+    parameter = named_parameter(body, parameters, where)
+    metric = text_of(body, "metric", where)
+    order = values_of(body, "order", parameter, where)
+    if not order or len(set(order)) < len(order):
+        raise ExperimentFileError(f"{where}: 'order' should be one or more different values")
+    baseline = parameter.check(body["baseline"]) if "baseline" in body else None
+    if baseline is not None and baseline not in order:
+        raise ExperimentFileError(f"{where}: the baseline '{baseline}' is not in 'order'")
+    better = body.get("better", "less")
+    if better not in ("less", "more"):
+        raise ExperimentFileError(f"{where}: better is 'less' or 'more'")
+    templates = {key: body.get(key, "") for key in ("each", "heading", "line")}
+    if not templates["each"] and not templates["line"]:
+        raise ExperimentFileError(f"{where} says neither 'each' nor 'line'")
+    for key, template in templates.items():
+        own = () if key == "heading" else _OWN if baseline is not None else _OWN[:2]
+        _check_template(template, own, parameters, f"{where} {key}")
+    return Summary(
+        parameter=parameter.name,
+        metric=metric,
+        order=order,
+        names=named_values(body, "names", parameter, where),
+        baseline=baseline,
+        better_less=better == "less",
+        where=_parse_where(body.get("where", {}), parameters, where),
+        each=templates["each"],
+        heading=templates["heading"],
+        line=templates["line"],
+    )
+
+
+def _parse_where(body: Any, parameters: Mapping[str, Parameter], where: str) -> Dict[str, Scalar]:
+    if not isinstance(body, dict):
+        raise ExperimentFileError(f"{where}: 'where' should be a table")
+    only(body, tuple(parameters), f"{where} where")
+    return {name: parameters[name].check(value) for name, value in body.items()}
+
+
+def _check_template(
+    template: Any, own: Tuple[str, ...], parameters: Mapping[str, Parameter], where: str
+) -> None:
+    """Refuse at parsing what could only fail, or read an attribute, when a run is over."""
+    if not isinstance(template, str):
+        raise ExperimentFileError(f"{where} should be a text")
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ExperimentFileError(f"{where}: {error}") from error
+    for _, field, form, conversion in parts:
+        if field is None:
+            continue
+        for term in field.split("*"):
+            known = term in own or term in parameters
+            if not known and not re.fullmatch(r"facts\.[a-z][a-z0-9_]*", term):
+                options = ", ".join((*own, *parameters, "facts.NAME"))
+                raise ExperimentFileError(
+                    f"{where}: '{{{field}}}' is nothing that it knows",
+                    next_step=f"Known: {options}",
+                )
+        if conversion or not _FORMAT.fullmatch(form or ""):
+            raise ExperimentFileError(f"{where}: '{{{field}}}' has a format that is not like .2f")
+
+
+def summary_lines(summary: Summary, rows: Sequence[Row]) -> Tuple[str, ...]:
+    """What to print, line by line, with an empty line between blocks."""
+    lines: List[str] = []
+    for block in summary_blocks(summary, rows):
+        lines += [""] if lines else []
+        lines += [block.label] if block.label else []
+        lines += [line.text for line in block.each]
+        lines += [block.heading] if block.heading else []
+        lines += [line.text for line in block.lines]
+    return tuple(lines)
+
+
+def summary_blocks(summary: Summary, rows: Sequence[Row]) -> Tuple[Block, ...]:
+    """The lines of each combination of the other parameters, in the order of the rows."""
+    wanted = [
+        row
+        for row in rows
+        if row.parameters.get(summary.parameter) in summary.order
+        and all(row.parameters.get(name) == value for name, value in summary.where.items())
+    ]
+    groups: Dict[Tuple[Tuple[str, str], ...], List[Row]] = {}
+    for row in wanted:
+        others = sorted(
+            (name, repr(value))
+            for name, value in row.parameters.items()
+            if name != summary.parameter
+        )
+        groups.setdefault(tuple(others), []).append(row)
+    different = [
+        name for name in (wanted[0].parameters if wanted else ())
+        if name != summary.parameter
+        and len({repr(row.parameters.get(name)) for row in wanted}) > 1
+    ]  # fmt: skip
+    return tuple(_block(summary, group, different) for group in groups.values())
+
+
+def _block(summary: Summary, rows: Sequence[Row], different: Sequence[str]) -> Block:
+    by_value: Dict[Scalar, List[Row]] = {value: [] for value in summary.order}
+    for row in rows:
+        by_value[row.parameters[summary.parameter]].append(row)
+    lines = [_Lines(summary, by_value, value) for value, found in by_value.items() if found]
+    heading = ""
+    if summary.heading:
+        first = next((row for row in rows if row.validity.valid), rows[0])
+        heading = _fill(summary.heading, first, {})
+    label = ", ".join(f"{name}={_word(rows[0].parameters[name])}" for name in different)
+    return Block(
+        label,
+        tuple(each.line(summary.each) for each in lines) if summary.each else (),
+        heading,
+        tuple(each.line(summary.line) for each in lines) if summary.line else (),
+    )
+
+
+class _Lines:
+    """The lines of one value of the parameter."""
+
+    def __init__(
+        self, summary: Summary, rows: Mapping[Scalar, Sequence[Row]], value: Scalar
+    ) -> None:
+        self.summary, self.value = summary, value
+        self.name = summary.name_of(value)
+        self.rows = _measured(rows[value], summary.metric)
+        base = rows[summary.baseline] if summary.baseline is not None else ()
+        self.base_rows = _measured(base, summary.metric)
+        self.reasons = list(dict.fromkeys(r for row in rows[value] for r in row.validity.reasons))
+
+    def line(self, template: str) -> Line:
+        if not self.rows:
+            why = "; ".join(self.reasons) or f"no metric '{self.summary.metric}'"
+            return Line(f"{self.name}: no valid row ({why})")
+        value = _figure(self.rows, self.summary.metric)
+        own: Dict[str, Any] = {"name": self.name, "value": value}
+        if not _mentions(template, "ratio"):
+            return Line(_fill(template, self.rows[0], own))
+        if not self.base_rows:
+            base = self.summary.name_of(self.summary.baseline)
+            plain = self.summary.each
+            if not plain or _mentions(plain, "ratio"):
+                plain = "{name}: {value:.6g}"
+            return Line(f"{_fill(plain, self.rows[0], own)} (no ratio: {base} has no valid row)")
+        ratio = self._ratio(value, _figure(self.base_rows, self.summary.metric))
+        text = _fill(template, self.rows[0], {**own, "ratio": ratio})
+        return Line(text, ratio, len(self.rows), len(self.base_rows))
+
+    def _ratio(self, value: float, base: float) -> float:
+        above, below = (base, value) if self.summary.better_less else (value, base)
+        return above / below if below else math.nan
+
+
+def _measured(rows: Sequence[Row], metric: str) -> List[Row]:
+    found = [(row, row.metric(metric)) for row in rows if row.validity.valid]
+    return [row for row, samples in found if samples is not None and samples.values]
+
+
+def _figure(rows: Sequence[Row], name: str) -> float:
+    samples = [row.metric(name) for row in rows]
+    return median([figure(metric).value for metric in samples if metric is not None])
+
+
+def _mentions(template: str, own: str) -> bool:
+    fields = [field for _, field, _, _ in Formatter().parse(template) if field]
+    return any(own in field.split("*") for field in fields)
+
+
+def _fill(template: str, row: Row, own: Mapping[str, Any]) -> str:
+    """The template with its fields looked up; nothing is evaluated, no attribute is read."""
+    parts = []
+    for text, field, form, _ in Formatter().parse(template):
+        parts.append(text)
+        if field is not None:
+            values = [_lookup(term, row, own) for term in field.split("*")]
+            parts.append(_formatted(values, form or ""))
+    return "".join(parts)
+
+
+def _lookup(term: str, row: Row, own: Mapping[str, Any]) -> Any:
+    if term in own:
+        return own[term]
+    head, _, fact = term.partition(".")
+    return row.facts.get(fact, "?") if head == "facts" else row.parameters.get(term, "?")
+
+
+def _formatted(values: Sequence[Any], form: str) -> str:
+    if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
+        return "*".join(map(_word, values))  # a word has no format, and a missing fact no product
+    product = values[0]
+    for value in values[1:]:
+        product *= value
+    if form.endswith("d"):
+        return format(round(product), form) if math.isfinite(product) else str(product)
+    return format(product, form)
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
