@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = [
     "BuildArgumentError",
     "DiskFullError",
+    "GraphRefusedError",
     "KernelBuildError",
     "KernelsError",
     "KernelsNotBuiltError",
@@ -65,3 +66,9 @@ class KernelsNotBuiltError(KernelsError):
     """The libraries are missing, are of another torch, or are older than their sources."""
 
     exit_code = 13
+
+
+class GraphRefusedError(KernelsError):
+    """torch does not give out the CUDA graph that it captured."""
+
+    exit_code = 3

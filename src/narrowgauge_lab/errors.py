@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import traceback
 from pathlib import Path
 from typing import Iterator, Optional, Tuple
@@ -19,9 +20,12 @@ from narrowgauge_contract.outcome import ErrorInfo
 
 __all__ = [
     "BusyError",
+    "ClockError",
     "DataCorruptError",
     "DataUnavailableError",
+    "DeviceLostError",
     "DiskFullError",
+    "HeldTooLongError",
     "OutOfMemoryError",
     "ResultsUnwritableError",
     "ResumeRefusedError",
@@ -41,6 +45,21 @@ _OUT_OF_MEMORY_TEXTS = (
     "can't allocate memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
+)
+#: What an allocation asked for: torch on CUDA and on the CPU, of every version, and numpy.
+_ASKED = re.compile(r"(?:[Tt]ried to|Unable to) allocate (\d+(?:\.\d+)?) ([KMGTPE]i?B|bytes)")
+_BYTES = {unit: 1 << (10 * power) for power, unit in enumerate("bKMGTPE")}
+#: What CUDA and NVML say of a device that is gone or broken. A program's own faults (`unspecified
+#: launch failure`, `an illegal memory access`, a failed assertion) are not among them.
+_DEVICE_LOST = re.compile(
+    r"uncorrectable (?:ECC|NVLink) error"
+    r"|CUDA-capable device(?:s|\(s\))? (?:is|are|is/are) busy or unavailable"
+    r"|no CUDA-capable device is detected"
+    r"|CUDA error: unknown error"
+    r"|\bXid\b"
+    r"|(?:GPU|[Dd]evice)(?: \S+)? (?:is|was) lost"
+    r"|fallen off the bus"
+    r"|GPU requires re(?:set|start)"
 )
 _TRACE_CHARACTERS = 8000
 
@@ -73,8 +92,30 @@ class OutOfMemoryError(NarrowgaugeError):
     exit_code = ExitCode.OUT_OF_MEMORY
 
 
+class CalibrationError(DataUnavailableError):
+    """Calibration had no data, or data that gives no range: nothing, NaN, infinities."""
+
+
 class RowCrashedError(NarrowgaugeError):
     """The process of a row ended without saying how its row went."""
+
+    exit_code = ExitCode.RUN_FAILED
+
+
+class ClockError(NarrowgaugeError):
+    """A clock stepped, stood still, or claims more time than passed."""
+
+    exit_code = ExitCode.RUN_FAILED
+
+
+class DeviceLostError(NarrowgaugeError):
+    """The accelerator is gone or broken; no program can be at fault."""
+
+    exit_code = ExitCode.RUN_FAILED
+
+
+class HeldTooLongError(NarrowgaugeError):
+    """Work that was to be queued behind a held stream waits for that stream itself."""
 
     exit_code = ExitCode.RUN_FAILED
 
@@ -104,10 +145,15 @@ def known_error(error: BaseException, out: Path) -> Optional[NarrowgaugeError]:
     if is_disk_full(error):
         return disk_full(out)
     if any(_is_out_of_memory(e) for e in _chain(error)):
-        return OutOfMemoryError(
-            "the row ran out of memory",
-            why=(str(error).splitlines() or [type(error).__name__])[0],
-            next_step="use less: a smaller batch or a smaller model; or give it more",
+        return _out_of_memory(error)
+    lost = next(filter(_is_device_lost, _chain(error)), None)
+    if lost is not None:
+        return DeviceLostError(
+            "the device was lost while the row ran",
+            why=_first_line(lost),
+            next_step="look for Xid lines in the kernel's log (dmesg) and at nvidia-smi; a device "
+            "that is gone comes back with a reset or a restart. Then give the same command with "
+            "--resume",
         )
     if isinstance(error, OSError) and error.errno in _UNWRITABLE:
         return ResultsUnwritableError(
@@ -153,6 +199,32 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(
         text in str(error) for text in _OUT_OF_MEMORY_TEXTS
     )
+
+
+def _is_device_lost(error: BaseException) -> bool:
+    """Whether a library of NVIDIA's, through torch or pynvml, says so; not any text that does."""
+    by_nvidia = isinstance(error, RuntimeError) or type(error).__name__.startswith("NVMLError")
+    return by_nvidia and _DEVICE_LOST.search(str(error)) is not None
+
+
+def _out_of_memory(error: BaseException) -> OutOfMemoryError:
+    """With the bytes that were asked for, where the error tells them."""
+    asked = next(filter(None, (_ASKED.search(str(e)) for e in _chain(error))), None)
+    what = "the row ran out of memory"
+    if asked:
+        amount, unit = asked.groups()
+        what += f": it asked for {round(float(amount) * _BYTES[unit[0]])} bytes"
+        if unit != "bytes":
+            what += f" ({amount} {unit})"
+    return OutOfMemoryError(
+        what,
+        why=_first_line(error),
+        next_step="use less: a smaller batch or a smaller model; or give it more",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _foreign(error: BaseException) -> Optional[NarrowgaugeError]:
