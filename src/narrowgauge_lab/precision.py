@@ -1,17 +1,19 @@
-"""Training precisions: what may run here, what really ran, and loss scaling for float16."""
+"""Training precisions: what may run here, and loss scaling for float16.
+
+What really ran, `measure.probe` finds out.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ContextManager, Dict, List, Set
+from typing import Any, ContextManager, Dict, List
 
 import torch
-from torch import nn
 
 from narrowgauge_contract.errors import NotApplicableError, UnknownNameError
 from narrowgauge_lab import torch_compat
 
-__all__ = ["PRECISIONS", "LossScale", "Mode", "available", "enter", "probe"]
+__all__ = ["PRECISIONS", "LossScale", "Mode", "available", "enter"]
 
 #: The dtype that convolutions and matrix products of each precision give.
 PRECISIONS: Dict[str, torch.dtype] = {
@@ -20,7 +22,6 @@ PRECISIONS: Dict[str, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,41 +80,6 @@ def _why_not(name: str, device: torch.device) -> str:
     if name == "tf32":
         return "TF32 is a mode of NVIDIA's tensor cores"
     return "CPU autocast to bf16 needs torch 1.10, to fp16 a torch that offers it (2.13 does)"
-
-
-def probe(model: nn.Module, mode: Mode, images: torch.Tensor) -> str:
-    """The precision that the convolutions and linear layers of `model` really give.
-
-    Runs one forward pass of `images` in eval mode, so that no state changes. Layers that disagree
-    are all named: `bf16+fp32`. A float32 output under both TF32 flags counts as tf32 on a CUDA
-    device, where that mode exists.
-    """
-    seen: Set[torch.dtype] = set()
-
-    def note(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
-        seen.add(output.dtype)
-
-    layers = [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
-    handles = [layer.register_forward_hook(note) for layer in layers]
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), mode.autocast():
-            model(images)
-    finally:
-        model.train(training)
-        for handle in handles:
-            handle.remove()
-    return "+".join(sorted(_name_of(dtype, mode.device) for dtype in seen)) or "none"
-
-
-def _name_of(dtype: torch.dtype, device: torch.device) -> str:
-    if dtype != torch.float32 or device.type != "cuda":
-        return _NAMES.get(dtype, str(dtype))
-    allowed = torch_compat.tf32_allowed()
-    if all(allowed.values()):
-        return "tf32"
-    return "mixed-tf32" if any(allowed.values()) else "fp32"
 
 
 class LossScale:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
+import inspect
+import sys
 import warnings
-from typing import Any, BinaryIO, ContextManager, Dict, Tuple
+from typing import Any, BinaryIO, Callable, ContextManager, Dict, Iterator, Tuple
 
 import torch
 
@@ -17,11 +18,25 @@ __all__ = [
     "allow_tf32",
     "autocast",
     "autocast_dtypes",
+    "backward_is_visible",
+    "capturing",
+    "compiled",
+    "compiler_available",
+    "free_memory",
     "generator_for",
     "graphs_available",
+    "has_dispatch_mode",
+    "in_backward",
     "inference_mode",
     "load_state",
+    "make_profiler",
+    "profiler_available",
+    "profiling",
+    "quantized_tensors",
+    "refusing_compiled",
+    "scaled_product",
     "tf32_allowed",
+    "tf32_set_to",
     "torch_version",
 ]
 
@@ -91,6 +106,11 @@ def allow_tf32(allowed: bool) -> None:
         torch.backends.cudnn.allow_tf32 = allowed
         return
     word = "tf32" if allowed else "ieee"
+    with warnings.catch_warnings():
+        # The inductor of torch 2.9 to 2.12 reads the old flag, which is an error while it and the
+        # new one differ; this sets both. https://github.com/pytorch/pytorch/issues/166387
+        warnings.simplefilter("ignore", UserWarning)
+        torch.set_float32_matmul_precision("high" if allowed else "highest")
     torch.backends.cuda.matmul.fp32_precision = word
     torch.backends.cudnn.conv.fp32_precision = word
     torch.backends.cudnn.rnn.fp32_precision = word
@@ -100,13 +120,10 @@ def allow_tf32(allowed: bool) -> None:
 
 
 def tf32_allowed() -> Dict[str, bool]:
-    """Whether TF32 may be used now, for matrix products and for convolutions.
+    """Whether the flags allow TF32 now, for matrix products and for convolutions.
 
-    That is what the math-mode flags say, unless NVIDIA_TF32_OVERRIDE=0 is set: NVIDIA's libraries
-    then never use it, whatever the flags say, and the flags do not show that.
+    What is used, `measure.tf32` finds out: environment and libraries have their say too.
     """
-    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
-        return {"matmul": False, "conv": False}
     if not _per_operator_math():
         return {
             "matmul": bool(torch.backends.cuda.matmul.allow_tf32),
@@ -118,9 +135,92 @@ def tf32_allowed() -> Dict[str, bool]:
     }
 
 
+@contextlib.contextmanager
+def tf32_set_to(allowed: bool) -> Iterator[None]:
+    """`allow_tf32` for the length of a block."""
+    before = tf32_allowed()
+    allow_tf32(allowed)
+    try:
+        yield
+    finally:
+        allow_tf32(before["matmul"])
+        if before["conv"] != before["matmul"]:  # as torch starts: only convolutions may
+            if _per_operator_math():
+                word = "tf32" if before["conv"] else "ieee"
+                torch.backends.cudnn.conv.fp32_precision = word
+            else:
+                torch.backends.cudnn.allow_tf32 = before["conv"]
+
+
+def scaled_product(one: torch.Tensor, other: torch.Tensor, scale: torch.Tensor) -> Any:
+    """The product of two float8 matrices; its signature and its result have changed since 2.1."""
+    return torch._scaled_mm(
+        one, other, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a CUDA device that are free, for torch and everyone else (asked for since 1.10)."""
+    if hasattr(torch.cuda, "mem_get_info"):
+        return int(torch.cuda.mem_get_info(device)[0])
+    total = int(torch.cuda.get_device_properties(device).total_memory)
+    return total - int(torch.cuda.memory_reserved(device))
+
+
 def graphs_available(device: torch.device) -> bool:
     """CUDA graphs came with torch 1.10."""
     return device.type == "cuda" and hasattr(torch.cuda, "CUDAGraph")
+
+
+def compiler_available() -> bool:
+    """torch.compile came with torch 2.0, and refuses Pythons that it does not know yet."""
+    if not hasattr(torch, "compile"):
+        return False
+    try:
+        torch.compile(_nothing)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _nothing(value: Any) -> Any:
+    return value
+
+
+def compiled(model: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    """`model` by torch.compile in one of inductor's modes; the first call with a shape compiles."""
+    made: Callable[..., Any] = torch.compile(model, mode=mode, dynamic=False)
+    return made
+
+
+def has_dispatch_mode() -> bool:
+    """Whether Python can stand where operators are executed, for all tensors (torch 2.0)."""
+    return torch_version() >= (2, 0)
+
+
+@contextlib.contextmanager
+def refusing_compiled(refuse: Callable[[str], None]) -> Iterator[None]:
+    """Call `refuse` where a function of torch.compile is about to run; torch 2.0 brought it.
+
+    All such functions begin by telling dynamo, through this one function of its module. They have
+    the `callback` that compiles as a variable; functions that dynamo shall leave alone have not.
+    """
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None:  # nothing can have been compiled
+        yield
+        return
+    given = dynamo.set_eval_frame  # type: ignore[attr-defined]
+
+    def checked(callback: Any) -> Any:
+        if sys._getframe(1).f_locals.get("callback") is not None:
+            refuse("torch.compile")
+        return given(callback)
+
+    dynamo.set_eval_frame = checked  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        dynamo.set_eval_frame = given  # type: ignore[attr-defined]
 
 
 def inference_mode() -> ContextManager[Any]:
@@ -142,3 +242,54 @@ def load_state(stream: BinaryIO) -> Any:
     if torch_version() >= (1, 13):
         return torch.load(stream, map_location="cpu", weights_only=True)
     return torch.load(stream, map_location="cpu")
+
+
+def capturing() -> bool:
+    """Whether the current CUDA stream's work is being recorded into a graph, not run."""
+    ask = getattr(torch.cuda, "is_current_stream_capturing", None)
+    return bool(ask()) if ask is not None else False
+
+
+def profiler_available() -> bool:
+    """Whether this torch was built with Kineto, which `torch.profiler` (1.8) stands on."""
+    return bool(torch.autograd.kineto_available())
+
+
+def profiling() -> bool:
+    """Whether this thread is being profiled by torch."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def make_profiler(*, cuda: bool) -> Any:
+    """A `torch.profiler.profile` of this thread's operators, and of the GPU where `cuda`.
+
+    torch 2.11 warns that it forgets the events of earlier cycles, unless told to keep them; here
+    one cycle is all there is.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    if "acc_events" in inspect.signature(profile.__init__).parameters:
+        return profile(activities=activities, acc_events=True)
+    return profile(activities=activities)
+
+
+def backward_is_visible() -> bool:
+    """Whether `in_backward` can be asked: since torch 2.0."""
+    return hasattr(torch._C, "_current_graph_task_id")
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass, in a hook or a function's own backward."""
+    return int(torch._C._current_graph_task_id()) != -1
+
+
+@contextlib.contextmanager
+def quantized_tensors() -> Iterator[None]:
+    """Where the first quantised tensors of a process are made: torch 2.13 says, once per process,
+    that they are to be removed. That one warning is kept back; any other passes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="torch.quantize_per_tensor, torch.quantize_per_channel and other"
+        )
+        yield

@@ -23,7 +23,7 @@ from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.evaluation import Evaluation, evaluate, write_confusion
 from narrowgauge_lab.graphs import make_step
 from narrowgauge_lab.history import History
-from narrowgauge_lab.measure import window
+from narrowgauge_lab.measure import probe, window
 from narrowgauge_lab.optim import FlatOptimizer, OptimizerMaker
 from narrowgauge_lab.schedule import Schedule
 from narrowgauge_lab.seeding import seed_everything
@@ -110,13 +110,24 @@ class Training:
             torch.backends.cudnn.benchmark = True
         count = min(len(self.training_set), self.recipe.batch_size)
         images, _ = self.training_set.batch(torch.arange(count, device=self.ctx.device))
-        ran = precision.probe(self.model, self.mode, images)
-        self.ctx.fact("precision_ran", ran)
+        tf32 = probe.tf32_by_arithmetic(self.ctx.device)
+        seen = probe.observe(lambda: self._differentiate(images))
+        probe.require_precision(self.ctx, self.recipe.precision, seen, tf32)
         self.ctx.fact("parameter_count", sum(p.numel() for p in self.model.parameters()))
         self.ctx.fact("training_images", len(self.training_set))
         self.ctx.fact("test_images", len(self.test_set))
-        if ran != self.recipe.precision:
-            self.ctx.invalid(f"asked for precision {self.recipe.precision}, ran {ran}")
+
+    def _differentiate(self, images: torch.Tensor) -> None:
+        """A step's forward and backward pass that changes nothing: eval mode, gradients dropped."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            with self.mode.autocast():
+                logits = self.model(images)
+            wanted = [each for each in self.model.parameters() if each.requires_grad]
+            torch.autograd.grad(logits.float().sum(), wanted, allow_unused=True)
+        finally:
+            self.model.train(training)
 
     def resume(self) -> None:
         """Go on from the row's checkpoint, if there is one to go on from."""

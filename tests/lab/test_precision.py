@@ -1,4 +1,4 @@
-"""Which precision may run, which one did, and loss scaling, on CPU and both ages of torch."""
+"""Which precision may run, and loss scaling, on CPU and both ages of torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from torch import nn
 from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.optim import SGD
-from narrowgauge_lab.precision import LossScale, Mode, available, enter, probe
+from narrowgauge_lab.precision import LossScale, available, enter
 
 CPU = torch.device("cpu")
-
-
-def _model() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
 
 
 def test_fp32_works_everywhere_and_switches_tf32_off() -> None:
@@ -27,6 +23,32 @@ def test_fp32_works_everywhere_and_switches_tf32_off() -> None:
     assert torch_compat.tf32_allowed() == {"matmul": False, "conv": False}
     assert not mode.scales_loss
     assert mode.dtype == torch.float32
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_tf32_is_set_for_a_block_and_then_as_it_was(before: bool) -> None:
+    torch_compat.allow_tf32(before)
+    try:
+        with torch_compat.tf32_set_to(not before):
+            assert set(torch_compat.tf32_allowed().values()) == {not before}
+        assert set(torch_compat.tf32_allowed().values()) == {before}
+    finally:
+        torch_compat.allow_tf32(False)
+
+
+def test_what_torch_starts_with_survives_a_block_too() -> None:
+    """Convolutions may use TF32 and products may not: two flags, not one."""
+    torch_compat.allow_tf32(False)
+    if torch_compat.torch_version() < (2, 9):
+        torch.backends.cudnn.allow_tf32 = True
+    else:
+        torch.backends.cudnn.conv.fp32_precision = "tf32"
+    try:
+        with torch_compat.tf32_set_to(False):
+            assert torch_compat.tf32_allowed() == {"matmul": False, "conv": False}
+        assert torch_compat.tf32_allowed() == {"matmul": False, "conv": True}
+    finally:
+        torch_compat.allow_tf32(False)
 
 
 def test_tf32_on_cpu_is_refused_with_what_works() -> None:
@@ -46,41 +68,6 @@ def test_what_is_available_on_cpu_follows_torch() -> None:
         assert works == ["fp32"]
     if torch_compat.torch_version() >= (2, 13):
         assert works == ["fp32", "bf16", "fp16"]
-
-
-@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
-def test_the_probe_sees_what_layers_give(name: str) -> None:
-    if name not in available(CPU):
-        pytest.skip(f"no {name} autocast on CPU with torch {torch.__version__}")
-    assert probe(_model(), enter(name, CPU), torch.ones(2, 1, 4, 4)) == name
-
-
-class _Disobedient(nn.Module):
-    """Computes its linear layer in float64, whatever was asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 1, 3)
-        self.linear = nn.Linear(4, 2).double()
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.linear(self.conv(images).flatten(1).double())
-
-
-def test_the_probe_names_every_precision_it_meets() -> None:
-    ran = probe(_Disobedient(), Mode("fp32", CPU), torch.ones(2, 1, 4, 4))
-
-    assert ran == "fp32+torch.float64"
-
-
-def test_the_probe_changes_no_state_and_leaves_no_hook() -> None:
-    model = _model().train()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    probe(model, Mode("fp32", CPU), torch.randn(2, 1, 4, 4))
-
-    assert model.training
-    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
-    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_overflow_halves_the_scale_and_good_steps_double_it() -> None:
@@ -174,15 +161,3 @@ def test_the_scale_survives_a_checkpoint() -> None:
 
     assert float(one.scale) == float(other.scale) == 16.0
     assert int(other.skipped) == 1
-
-
-def test_tf32_that_the_environment_forbids_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVIDIA's libraries heed the variable whatever the flags say: such a row must be invalid."""
-    torch_compat.allow_tf32(True)
-    try:
-        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
-        assert torch_compat.tf32_allowed() == {"matmul": True, "conv": True}
-        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-        assert torch_compat.tf32_allowed() == {"matmul": False, "conv": False}
-    finally:
-        torch_compat.allow_tf32(False)

@@ -1,0 +1,64 @@
+"""Whether a speed is possible: no network can multiply faster than the device's best product."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from narrowgauge_contract.errors import NotApplicableError, UsageError
+from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.measure.ceilings import MACS, Ceiling, ceiling
+from narrowgauge_lab.measure.cost import Cost
+
+__all__ = ["TOLERANCE", "ceiling_of_precision", "most_per_second", "require_possible"]
+
+#: Two measurements of one ceiling differ by about so much.
+TOLERANCE = 0.03
+
+
+def ceiling_of_precision(precision: str, device: torch.device, seconds: float = 0.25) -> Ceiling:
+    """The ceiling that holds for work in `precision`: of its parts, the highest.
+
+    On a CPU float32 is one of the parts, because what has no instruction of its own there is
+    computed in it. Raises NotApplicableError where no part has a ceiling here.
+    """
+    names = set(re.split(r"[+*]", precision)) | ({"fp32"} if device.type == "cpu" else set())
+    found, missing = [], []
+    for name in sorted(names):
+        try:
+            found.append(ceiling(name, device, seconds))
+        except NotApplicableError as error:
+            missing.append(error)
+    if not found:
+        raise missing[0]
+    return max(found, key=lambda each: each.per_second)
+
+
+def most_per_second(cost: Cost, limit: Ceiling) -> float:
+    """The items per second that `limit` leaves room for, by the least MACs that could do."""
+    if limit.unit != MACS:
+        raise UsageError(f"the ceiling '{limit.name}' is one of {limit.unit}, not of products")
+    return limit.per_second * cost.batch / cost.least_macs if cost.least_macs else float("inf")
+
+
+def require_possible(
+    ctx: RowContext, cost: Cost, images_per_second: float, precision: str, limit: Ceiling
+) -> None:
+    """The row is invalid where its speed is above the ceiling, even with the fewest MACs.
+
+    Facts: `ceiling`, `cost`, `roofline_share` (of the ceiling, by the MACs as they are counted, so
+    it can be above 1 with Winograd's algorithm) and `roofline_limit` (images per second).
+    """
+    most = most_per_second(cost, limit)
+    ctx.fact("cost", cost.to_fact())
+    ctx.fact("ceiling", limit.to_fact())
+    ctx.fact("roofline_share", images_per_second * cost.macs / cost.batch / limit.per_second)
+    ctx.fact("roofline_limit", most)
+    if not images_per_second <= most * (1.0 + TOLERANCE):
+        ctx.invalid(
+            f"impossible: {images_per_second:.4g} images/s in {precision}: at "
+            f"{cost.least_macs / cost.batch:.4g} MACs each, the fewest that could do, "
+            f"{limit.library} of {'×'.join(map(str, limit.shape))} at "
+            f"{limit.per_second:.4g} MAC/s leaves room for {most:.4g}"
+        )
