@@ -9,9 +9,10 @@ from narrowgauge_kernels import selfcheck
 
 
 def test_every_operator_is_found_and_right() -> None:
-    assert "linear_mac" in selfcheck.find_operators()
+    names = {"fake_quantize", "linear_mac"}
+    assert names <= set(selfcheck.find_operators())
     checked = selfcheck.check_all()
-    assert checked["linear_mac on cpu"] <= selfcheck.TOLERANCE
+    assert all(checked[f"{name} on cpu"] <= selfcheck.TOLERANCE for name in names)
 
 
 @pytest.mark.parametrize("wrong", [1.001, float("nan")])
@@ -32,3 +33,15 @@ def test_a_wrong_gradient_alone_is_an_error() -> None:
 
     with pytest.raises(ArithmeticError):
         selfcheck.check(right._replace(function=detached_bias))
+
+
+def test_a_gradient_that_the_reference_has_not_is_an_error() -> None:
+    """The scale of a fake quantisation is a float input without a gradient."""
+    right = selfcheck.find_operators()["fake_quantize"]
+
+    def through_the_scale(x: torch.Tensor, scale: torch.Tensor, *rest: object) -> torch.Tensor:
+        result: torch.Tensor = right.function(x, scale, *rest)
+        return result + 0 * scale.sum()
+
+    with pytest.raises(ArithmeticError, match="one too many"):
+        selfcheck.check(right._replace(function=through_the_scale))

@@ -2,11 +2,10 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "cpu_features.h"
+#include "instruction_set.h"
 #include "linear.h"
 #include "linear_blocked.h"
 #include "linear_problem.h"
@@ -29,14 +28,6 @@ MicroKernel<T> micro_kernel_for(InstructionSet set) {
 #endif
     default:
       return MicroKernels<T>::generic();
-  }
-}
-
-InstructionSet instruction_set(const std::string& isa) {
-  try {
-    return choose_instruction_set(isa);
-  } catch (const std::invalid_argument& error) {
-    TORCH_CHECK(false, error.what());
   }
 }
 

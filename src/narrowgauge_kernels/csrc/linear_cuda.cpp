@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cuda/linear.h"
+#include "element_of.h"
 #include "linear_problem.h"
 
 namespace narrowgauge {
@@ -16,19 +17,6 @@ namespace {
 
 DeviceOperand operand(const at::Tensor& matrix) {
   return {matrix.data_ptr(), matrix.size(0), matrix.stride(0), matrix.stride(1)};
-}
-
-Element element_of(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble:
-      return Element::kFloat64;
-    case at::kHalf:
-      return Element::kFloat16;
-    case at::kBFloat16:
-      return Element::kBFloat16;
-    default:
-      return Element::kFloat32;
-  }
 }
 
 // A problem is on one device, which its checks saw to; it need not be the current one.

@@ -3,10 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include "element.h"
+
 namespace narrowgauge {
 namespace linear {
-
-enum class Element { kFloat32, kFloat64, kFloat16, kBFloat16 };
 
 // A matrix of rows (or columns) by depth in device memory; strides in elements, 0 allowed.
 struct DeviceOperand {

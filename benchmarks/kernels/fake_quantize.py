@@ -1,0 +1,195 @@
+"""What fake quantisation costs beside a copy of the tensor, and beside torch's own operator.
+
+    PYTHONPATH=src python benchmarks/kernels/fake_quantize.py [--device cuda|cpu] [--pairs N]
+        [--json FILE]
+    python benchmarks/kernels/fake_quantize.py --show FILE
+
+Each ratio is of two calls that take turns. A copy reads and writes every byte once, as the forward
+pass does; the backward pass reads one tensor more, so its share is of one and a half copies. All
+calls make their results in new memory. Needs the kernels built for the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+#: (name, shape, axis, channels_last). Each is larger than the caches of the device that it is for.
+CASES: dict[str, list[tuple[str, tuple[int, ...], int | None, bool]]] = {
+    "cuda": [
+        ("whole tensor", (32, 256, 56, 56), None, False),
+        ("channels", (32, 256, 56, 56), 1, False),
+        ("channels, 7 x 7", (512, 2048, 7, 7), 1, False),
+        ("channels last", (32, 256, 56, 56), 1, True),
+        ("weight", (4096, 2048, 3, 3), 0, False),
+    ],
+    "cpu": [
+        ("whole tensor", (8, 64, 112, 112), None, False),
+        ("channels", (8, 64, 112, 112), 1, False),
+        ("channels, 7 x 7", (64, 2048, 7, 7), 1, False),
+        ("channels last", (8, 64, 112, 112), 1, True),
+        ("weight", (1024, 512, 3, 3), 0, False),
+    ],
+}
+DTYPES = ("float32", "float16", "bfloat16")
+LIMITS = (-128, 127)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One case. Ratios are per pair: of the bytes' copy to ours, and of torch's operator to ours
+    (empty where torch has none for this dtype and device); larger is better for us."""
+
+    case: str
+    dtype: str
+    direction: str
+    bytes: int
+    seconds: list[float]
+    copy_share: list[float]
+    over_torch: list[float]
+
+
+def measure(device_name: str, pairs: int) -> dict[str, Any]:
+    """Every case on one device, with the conditions."""
+    import torch
+
+    import narrowgauge_kernels
+    from narrowgauge_lab.measure import TimingPlan
+
+    device = torch.device(device_name)
+    narrowgauge_kernels.load()
+    plan = TimingPlan(hide_launches=device.type == "cuda", limit_s=20.0)
+    rows = []
+    for name, shape, axis, last in CASES[device.type]:
+        for dtype in DTYPES:
+            case = _Case(name, shape, axis, last, dtype, device)
+            for direction in ("forward", "backward"):
+                rows.append(case.row(direction, plan, pairs))
+                print(_line(dataclasses.asdict(rows[-1])), file=sys.stderr, flush=True)
+    card = torch.cuda.get_device_name() if device.type == "cuda" else ""
+    return {
+        "device": device.type,
+        "card": card,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "pairs": pairs,
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
+
+
+class _Case:
+    """The tensors of one case and dtype, and the calls on them."""
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        axis: int | None,
+        last: bool,
+        dtype: str,
+        device: Any,
+    ) -> None:
+        import torch
+
+        self.name, self.dtype, self.device, self.axis = name, dtype, device, axis
+        generator = torch.Generator(device=device).manual_seed(0)
+        self.x = torch.randn(shape, generator=generator, device=device).to(getattr(torch, dtype))
+        if last:
+            self.x = self.x.contiguous(memory_format=torch.channels_last)
+        channels = () if axis is None else (shape[axis],)
+        self.scale = torch.full(channels, 0.02, device=device)
+        self.zero_point = torch.zeros(channels, dtype=torch.int32, device=device)
+
+    def row(self, direction: str, plan: Any, pairs: int) -> Row:
+        from narrowgauge_lab.measure import interleave
+
+        ours = self._ours(direction)
+        copied = interleave(ours, self.x.clone, self.device, plan, pairs)
+        weight = 1.0 if direction == "forward" else 1.5
+        over: list[float] = []
+        theirs = self._theirs() if direction == "forward" else None
+        if theirs is not None:
+            over = list(interleave(ours, theirs, self.device, plan, pairs).ratios)
+        return Row(
+            self.name,
+            self.dtype,
+            direction,
+            self.x.numel() * self.x.element_size(),
+            list(copied.first.seconds),
+            [ratio * weight for ratio in copied.ratios],
+            over,
+        )
+
+    def _ours(self, direction: str) -> Callable[[], Any]:
+        import torch
+
+        rest = (self.scale, self.zero_point, self.axis, *LIMITS)
+        if direction == "forward":
+            return lambda: torch.ops.narrowgauge.fake_quantize(self.x, *rest)
+        return lambda: torch.ops.narrowgauge.fake_quantize_grad(self.x, self.x, *rest)
+
+    def _theirs(self) -> Callable[[], Any] | None:
+        """torch's operator on the same tensor; None where it takes no such tensor."""
+        import torch
+
+        if self.axis is None:
+            call = lambda: torch.fake_quantize_per_tensor_affine(  # noqa: E731
+                self.x, self.scale, self.zero_point, *LIMITS
+            )
+        else:
+            call = lambda: torch.fake_quantize_per_channel_affine(  # noqa: E731
+                self.x, self.scale, self.zero_point, self.axis, *LIMITS
+            )
+        try:
+            call()
+        except RuntimeError as error:
+            print(f"torch, {self.dtype}: {str(error).splitlines()[0]}", file=sys.stderr)
+            return None
+        return call
+
+
+def _line(row: dict[str, Any]) -> str:
+    moved = row["bytes"] * (2 if row["direction"] == "forward" else 3)
+    rate = moved / statistics.median(row["seconds"]) / 1e9
+    over = f"{statistics.median(row['over_torch']):.2f}" if row["over_torch"] else "–"
+    share = f"{100 * statistics.median(row['copy_share']):.0f} %"
+    return (
+        f"| {row['case']} | {row['dtype']} | {row['direction']} | {rate:.0f} | {share} | {over} |"
+    )
+
+
+def table(result: dict[str, Any]) -> str:
+    """Medians, in Markdown."""
+    head = [
+        "| case | dtype | pass | GB/s | of a copy's rate | times torch's speed |",
+        "|---|---|---|---:|---:|---:|",
+    ]
+    return "\n".join(head + [_line(row) for row in result["rows"]])
+
+
+def main() -> int:
+    """Measure or show; the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", choices=sorted(CASES), default="cuda")
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--json", type=Path, help="write the raw samples there")
+    parser.add_argument("--show", type=Path, help="print the table of such a file; measure nothing")
+    options = parser.parse_args()
+    if options.show:
+        print(table(json.loads(options.show.read_text(encoding="utf-8"))))
+        return 0
+    result = measure(options.device, options.pairs)
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+// The instruction set that a caller names, as an operator of torch refuses one.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "cpu_features.h"
+
+namespace narrowgauge {
+
+inline InstructionSet instruction_set(const std::string& isa) {
+  try {
+    return choose_instruction_set(isa);
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK(false, error.what());
+  }
+}
+
+}  // namespace narrowgauge

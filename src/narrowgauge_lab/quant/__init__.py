@@ -1,0 +1,15 @@
+"""Quantisation: ranges, parameters, fake-quantised models, and adapters to real int8 execution.
+
+| module        | what it holds                                                            |
+|---------------|--------------------------------------------------------------------------|
+| `observers`   | the range of what went through a layer                                   |
+| `parameters`  | scale and zero point of a range; integers and back                       |
+| `fake`        | rounding to those integers inside a float network, differentiable        |
+| `presets`     | published weights-only formulas, to the bit                              |
+| `calibration` | from batches to the parameters of every layer                            |
+| `layers`      | the fake-quantised model                                                 |
+| `sensitivity` | what each layer alone costs                                              |
+| `x86`, `qdq`  | the same parameters executed in int8: torch's engine, ONNX Runtime       |
+
+Import from the submodules.
+"""
