@@ -17,6 +17,7 @@ from narrowgauge.targets import Accelerator
 __all__ = [
     "LABEL_EXPERIMENT",
     "LABEL_FOLDER",
+    "LABEL_NOTEBOOK",
     "LABEL_RUN",
     "Bind",
     "ContainerPlan",
@@ -29,7 +30,10 @@ __all__ = [
 LABEL_RUN = "io.narrowgauge.run"
 LABEL_EXPERIMENT = "io.narrowgauge.experiment"
 LABEL_FOLDER = "io.narrowgauge.folder"
+#: A notebook's container, and the network that it alone is in.
+LABEL_NOTEBOOK = "io.narrowgauge.notebook"
 
+_LOOPBACK = "127.0.0.1"
 _CDI_DEVICE = "nvidia.com/gpu=all"
 #: A chatty run must not fill the host's disk: the engine's own log has no bound by default.
 _LOG_OPTIONS = {"max-size": "10m", "max-file": "2"}
@@ -49,7 +53,8 @@ class ContainerPlan:
     """One container. `environment`, `labels` and `tmpfs` are pairs in a fixed order.
 
     `cache_volume` is mounted at /cache. `entrypoint` None keeps the image's. `groups` are extra
-    numeric groups for device files. `shm_bytes` sizes /dev/shm.
+    numeric groups for device files. `shm_bytes` sizes /dev/shm. `ports` are pairs of a port of this
+    host's loopback, and nowhere else, and the container's; they need another `network` than none.
     """
 
     name: str
@@ -66,6 +71,7 @@ class ContainerPlan:
     entrypoint: str | None = None
     read_only_root: bool = True
     network: str = "none"
+    ports: tuple[tuple[int, int], ...] = ()
     drop_capabilities: tuple[str, ...] = ("ALL",)
     security_options: tuple[str, ...] = ("no-new-privileges",)
     init: bool = True
@@ -115,6 +121,12 @@ def create_body(plan: ContainerPlan) -> dict[str, Any]:
     }
     if plan.entrypoint is not None:
         body["Entrypoint"] = [plan.entrypoint]
+    if plan.ports:
+        body["ExposedPorts"] = {f"{inside}/tcp": {} for _, inside in plan.ports}
+        host["PortBindings"] = {
+            f"{inside}/tcp": [{"HostIp": _LOOPBACK, "HostPort": str(outside)}]
+            for outside, inside in plan.ports
+        }
     return body
 
 
@@ -137,6 +149,8 @@ def docker_run_words(plan: ContainerPlan, mode: tuple[str, ...] = ("--detach",))
     for option in plan.security_options:
         words += ["--security-opt", option]
     words += ["--network", plan.network, "--shm-size", str(plan.shm_bytes)]
+    for outside, inside in plan.ports:
+        words += ["--publish", f"{_LOOPBACK}:{outside}:{inside}"]
     words += ["--log-driver", "json-file"]
     for name, value in plan.log_options.items():
         words += ["--log-opt", f"{name}={value}"]

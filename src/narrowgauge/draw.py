@@ -1,6 +1,7 @@
 """Pictures of a run, drawn from its record and side files alone, and always the same.
 
 Which pictures, the experiment says (`[[draw]]` in experiment.toml); how, is decided here once.
+Only what stands beside a ratio comes from elsewhere: the noise floor, from the newest run of that.
 """
 
 from __future__ import annotations
@@ -14,15 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from narrowgauge import statistics
+from narrowgauge.draw_ladder import ladder_size, paint_ladder
+from narrowgauge.draw_spans import has_traces, span_pictures
+from narrowgauge.ladder import climbs_of, ladder_csv, ladder_markdown
+from narrowgauge.noise import Floors
+from narrowgauge.side_files import side_file
 from narrowgauge.statistics import Configuration
 from narrowgauge.store import RunFolder
 from narrowgauge.tables import write_tables
 from narrowgauge.view import number
+from narrowgauge_contract.drawing import Drawing
 from narrowgauge_contract.errors import DamagedRecordError
-from narrowgauge_contract.hashing import sha256_file
 from narrowgauge_contract.outcome import Row
 from narrowgauge_contract.record import Record
-from narrowgauge_contract.spec import Drawing, parse_spec
+from narrowgauge_contract.spec import parse_spec
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +57,7 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def draw_run(folder: RunFolder) -> list[Path]:
+def draw_run(folder: RunFolder, floors: Floors) -> list[Path]:
     """Draw every picture and table of a recorded run into its `derived`; the files made.
 
     Raises DamagedRecordError where the record or a side file is damaged: after everything else is
@@ -59,13 +65,16 @@ def draw_run(folder: RunFolder) -> list[Path]:
     """
     record = folder.record()
     folder.derived.mkdir(exist_ok=True)
-    made = write_tables(record, folder.derived)
+    made = write_tables(record, folder.derived, floors)
     problems: list[DamagedRecordError] = []
-    if not record.valid_rows():
-        return made
-    for drawing in parse_spec(record.spec, where=f"the record of {record.run_id}").drawings:
+    pictures = [span_pictures(record, folder)] if has_traces(record) else []
+    if record.valid_rows():
+        drawings = parse_spec(record.spec, where=f"the record of {record.run_id}").drawings
+        made += [path for each in drawings for path in _write_ladder(each, record, folder, floors)]
+        pictures += [_paint(drawing, record, folder, floors) for drawing in drawings]
+    for each in pictures:
         try:
-            made += _draw(drawing, record, folder)
+            made += _save(each, folder)
         except DamagedRecordError as problem:
             problems.append(problem)
     if problems:
@@ -73,18 +82,26 @@ def draw_run(folder: RunFolder) -> list[Path]:
     return made
 
 
-def _draw(drawing: Drawing, record: Record, folder: RunFolder) -> list[Path]:
+_Pictures = Iterator[tuple[str, "Figure"]]
+
+
+def _paint(drawing: Drawing, record: Record, folder: RunFolder, floors: Floors) -> _Pictures:
+    painters: dict[str, Callable[[], _Pictures]] = {
+        "curve": lambda: _curves(drawing, record),
+        "bar": lambda: _bars(drawing, record),
+        "confusion": lambda: _confusions(drawing, record, folder),
+        "ladder": lambda: _ladders(drawing, record, floors),
+    }
+    return painters[drawing.kind]()
+
+
+def _save(pictures: _Pictures, folder: RunFolder) -> list[Path]:
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    painters: dict[str, Callable[[Drawing, Record, RunFolder], Iterator[tuple[str, Figure]]]] = {
-        "curve": _curves,
-        "bar": _bars,
-        "confusion": _confusions,
-    }
     made = []
     with mpl.rc_context(_STYLE):
-        for name, picture in painters[drawing.kind](drawing, record, folder):
+        for name, picture in pictures:
             FigureCanvasAgg(picture)
             for suffix, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
                 path = folder.derived / f"{name}.{suffix}"
@@ -102,11 +119,10 @@ def _figure(width: float, height: float, title: str, record: Record) -> Figure:
     return picture
 
 
-def _curves(drawing: Drawing, record: Record, folder: RunFolder) -> Iterator[tuple[str, Figure]]:
+def _curves(drawing: Drawing, record: Record) -> Iterator[tuple[str, Figure]]:
     """A panel per metric, a colour per configuration, a thin line per repeat, a thick median."""
     from matplotlib.ticker import MaxNLocator
 
-    del folder
     found = [each for each in statistics.configurations(record.rows) if each.valid]
     metrics = [name for name in drawing.metrics if any(r.metric(name) for r in record.valid_rows())]
     if not metrics:
@@ -151,9 +167,8 @@ def _curve(panel: Axes, found: Configuration, metric: str, colour: str, label: s
 _NOTHING = statistics.Summary(0, math.nan, math.nan, math.nan, math.nan, math.nan, None)
 
 
-def _bars(drawing: Drawing, record: Record, folder: RunFolder) -> Iterator[tuple[str, Figure]]:
-    """A bar per configuration: the median over the repeats, with every repeat as a dot."""
-    del folder
+def _bars(drawing: Drawing, record: Record) -> Iterator[tuple[str, Figure]]:
+    """A bar per configuration: the median over the repeats, its interval, every repeat a dot."""
     found = [each for each in statistics.configurations(record.rows) if each.valid]
     metrics = [name for name in drawing.metrics if any(each.figures(name) for each in found)]
     if not metrics:
@@ -182,8 +197,35 @@ def _bar(panel: Axes, place: int, figures: Sequence[float], colour: str, unit: s
         return
     panel.barh(place, summary.median, height=0.6, color=colour, alpha=0.75)
     panel.plot(figures, [place] * len(figures), "o", color="black", markersize=3, alpha=0.7)
+    interval = summary.interval
+    if interval is not None:
+        panel.plot([interval.low, interval.high], [place, place], color="black", linewidth=1.2)
+        for edge in (interval.low, interval.high):
+            panel.plot([edge, edge], [place - 0.14, place + 0.14], color="black", linewidth=1.2)
     panel.annotate(number(summary.median, unit), (max(summary.high, 0.0), place), xytext=(6, 0),
                    textcoords="offset points", va="center")  # fmt: skip
+
+
+def _ladders(drawing: Drawing, record: Record, floors: Floors) -> Iterator[tuple[str, Figure]]:
+    """A waterfall per combination of the parameters that the ladder is not over."""
+    for climb in climbs_of(drawing.ladder, record, floors) if drawing.ladder else ():
+        name = f"{drawing.name}-{_file_word(climb.label)}" if climb.label else drawing.name
+        title = " · ".join(filter(None, (drawing.title, climb.label)))
+        picture = _figure(*ladder_size(climb), title, record)
+        paint_ladder(picture, climb)
+        yield name, picture
+
+
+def _write_ladder(
+    drawing: Drawing, record: Record, folder: RunFolder, floors: Floors
+) -> list[Path]:
+    climbs = climbs_of(drawing.ladder, record, floors) if drawing.ladder else ()
+    if not climbs:
+        return []
+    made = [folder.derived / f"{drawing.name}.{suffix}" for suffix in ("csv", "md")]
+    made[0].write_text(ladder_csv(climbs), encoding="utf-8")
+    made[1].write_text(ladder_markdown(drawing.title, climbs), encoding="utf-8")
+    return made
 
 
 def _confusions(
@@ -209,16 +251,9 @@ def _confusions(
 
 def _matrix(row: Row, name: str, folder: RunFolder) -> dict[str, Any] | None:
     """A confusion matrix, checked; None where the row has none."""
-    side = next((s for s in row.side_files if Path(s.path).name == name), None)
-    if side is None:
+    path = side_file(row, name, folder)
+    if path is None:
         return None
-    path = folder.out / side.path
-    if not path.is_file() or sha256_file(path) != side.sha256:
-        raise DamagedRecordError(
-            f"the side file {side.path} is missing or was changed",
-            why=f"it should have sha256 {side.sha256}",
-            next_step="the record itself is whole; only this picture is not drawn",
-        )
     try:
         matrix: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         size = len(matrix["labels"])
@@ -226,7 +261,7 @@ def _matrix(row: Row, name: str, folder: RunFolder) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError):
         square = False
     if not square:
-        raise DamagedRecordError(f"the side file {side.path} holds no square matrix")
+        raise DamagedRecordError(f"the side file {path} holds no square matrix")
     return matrix
 
 

@@ -190,7 +190,7 @@ def run_all(
             rename(_holder(job, store))
             folder, record = run_job(job, session)
             finished.append((folder, record))
-            _draw(folder, world.say)
+            _draw(folder, store, world.say)
             if stop.requested:
                 break
     return finished
@@ -207,7 +207,7 @@ def attach_to(world: World, folder: RunFolder, *, wait: bool, reporter: Reporter
     holder = lock.Holder(job.run_id, str(folder.path), os.getpid())
     with my_turn(world, executor, holder, wait), stop_signals(stop):
         record = attach(folder, session)
-    _draw(folder, world.say)
+    _draw(folder, store, world.say)
     return record
 
 
@@ -234,12 +234,13 @@ def _holder(job: Job, store: Store) -> lock.Holder:
     return lock.Holder(job.run_id, str(store.root / job.experiment / job.run_id), os.getpid())
 
 
-def _draw(folder: RunFolder, say: Say) -> None:
+def _draw(folder: RunFolder, store: Store, say: Say) -> None:
     """Pictures can be drawn again (`results draw`), so their failure must not hide the record."""
     from narrowgauge.draw import draw_run
+    from narrowgauge.noise import Floors
 
     try:
-        draw_run(folder)
+        draw_run(folder, Floors.in_store(store))
     except (NarrowgaugeError, OSError, ValueError) as error:
         say(f"the record is written, but its pictures are not: {error}")
 

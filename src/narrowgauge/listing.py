@@ -12,7 +12,7 @@ from narrowgauge.selection import working_targets
 from narrowgauge.store import RunFolder
 from narrowgauge.targets import Target
 from narrowgauge_contract.record import Record
-from narrowgauge_contract.spec import ExperimentSpec, Profile
+from narrowgauge_contract.spec import PROFILE_PARAMETER, ExperimentSpec, Profile
 
 __all__ = ["finished_json", "listing_json", "print_listing"]
 
@@ -44,6 +44,8 @@ def print_listing(
         costs = [_cost(spec.profiles[name]) for name in ("smoke", "short", "paper")]
         table.add_row(spec.id, spec.title, *costs, ", ".join(working_targets(spec, targets)))
     console.print(table)
+    choices = "|".join(PROFILE_PARAMETER.choices)
+    console.print(f"\nevery experiment takes -p {PROFILE_PARAMETER.name}={choices}")
     console.print()
     table = Table("target", "what", "here", box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     for target in targets.values():
@@ -81,7 +83,7 @@ def _experiment(spec: ExperimentSpec, targets: Mapping[str, Target]) -> dict[str
                 "help": p.help,
                 "aliases": list(p.aliases),
             }
-            for name, p in spec.parameters.items()
+            for name, p in (*spec.parameters.items(), (PROFILE_PARAMETER.name, PROFILE_PARAMETER))
         },
         "profiles": {
             name: {"repeats": p.repeats, "minutes": p.minutes, "disk_gb": p.disk_gb, "note": p.note}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from narrowgauge.container import (
     LABEL_EXPERIMENT,
     LABEL_FOLDER,
+    LABEL_NOTEBOOK,
     LABEL_RUN,
     Bind,
     ContainerPlan,
@@ -20,6 +22,7 @@ from narrowgauge_contract.spec import ExperimentSpec
 __all__ = [
     "NATIVE",
     "JobRequest",
+    "NotebookServer",
     "Places",
     "User",
     "cache_volume",
@@ -28,8 +31,12 @@ __all__ = [
     "lab_arguments",
     "plan_container",
     "plan_jobs",
+    "plan_notebook",
     "plan_shell",
 ]
+
+#: Where JupyterLab listens inside its container.
+_NOTEBOOK_PORT = 8888
 
 #: What a Job's target is called where no image is used and none was named.
 NATIVE = "native"
@@ -72,6 +79,19 @@ class User:
     uid: int
     gid: int
     device_groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NotebookServer:
+    """Where a notebook is reached on this host's loopback, and what one must know to get in."""
+
+    port: int
+    token: str = field(repr=False)
+
+    def url(self, path: str) -> str:
+        """`path` is below the folder of results; empty: the folder itself."""
+        tree = f"/tree/{quote(path)}" if path else ""
+        return f"http://127.0.0.1:{self.port}/lab{tree}?token={self.token}"
 
 
 def plan_jobs(
@@ -175,6 +195,49 @@ def plan_shell(
         environment=_ENVIRONMENT,
         groups=() if accelerator is Accelerator.NONE else user.device_groups,
         read_only_root=target.read_only_root,
+    )
+
+
+def plan_notebook(
+    target: Target,
+    *,
+    name: str,
+    image: str,
+    cache: str,
+    results: Path,
+    experiments: Path,
+    data: Path | None,
+    user: User,
+    accelerator: Accelerator,
+    server: NotebookServer,
+) -> ContainerPlan:
+    """JupyterLab as hardened as a run, but for what a browser needs: a port of this host's
+    loopback, hence a network, which is `name`'s own and leads nowhere; and all results, writable.
+
+    The token is in the environment: a command line can be read by every user of the host.
+    """
+    binds = [Bind(str(results), "/results", False), Bind(str(experiments), "/experiments", True)]
+    if data is not None:
+        binds.append(Bind(str(data), "/data", True))
+    command = (
+        "lab", "--ip=0.0.0.0", f"--port={_NOTEBOOK_PORT}", "--no-browser", "--allow-root",
+        "--notebook-dir=/results", "--ServerApp.port_retries=0",
+    )  # fmt: skip
+    return ContainerPlan(
+        name=name,
+        image=image,
+        command=command,
+        entrypoint="jupyter",
+        user=f"{user.uid}:{user.gid}",
+        binds=tuple(binds),
+        cache_volume=cache,
+        accelerator=accelerator,
+        environment=(*_ENVIRONMENT, ("JUPYTER_TOKEN", server.token)),
+        labels=((LABEL_NOTEBOOK, name),),
+        groups=() if accelerator is Accelerator.NONE else user.device_groups,
+        read_only_root=target.read_only_root,
+        network=name,
+        ports=((server.port, _NOTEBOOK_PORT),),
     )
 
 

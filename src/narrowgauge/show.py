@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -14,7 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from narrowgauge import statistics
+from narrowgauge.noise import Floors
 from narrowgauge.progress import duration
+from narrowgauge.remarks import remarks, two_modes
 from narrowgauge.statistics import Configuration, word
 from narrowgauge.store import Entry, RunFolder, RunState
 from narrowgauge.view import (
@@ -28,6 +31,7 @@ from narrowgauge.view import (
     warnings_of,
 )
 from narrowgauge_contract.outcome import Row, Status
+from narrowgauge_contract.traces import TRACE_FILE
 
 if TYPE_CHECKING:
     from narrowgauge_contract.record import Record
@@ -48,7 +52,7 @@ _CURVE = 16
 _LEAST_WIDTH = 110
 
 
-def show_run(folder: RunFolder, console: Console) -> None:
+def show_run(folder: RunFolder, console: Console, floors: Floors) -> None:
     """Print everything a reader needs to know of one run, whatever state it is in."""
     if not console.is_terminal:
         console.width = max(console.width, _LEAST_WIDTH)
@@ -59,11 +63,13 @@ def show_run(folder: RunFolder, console: Console) -> None:
     record = view.record
     if record is None:
         return
-    for warning in warnings_of(view):
+    for warning in (*warnings_of(view), *two_modes(view)):
         console.print(Text(f"⚠ {warning}", style="yellow"))
     if record.rows:
         console.print(_results(view, record))
         console.print(_rows(view, record))
+        for line in remarks(view, floors):
+            console.print(Text(line))
     else:
         console.print(Text("no row was started", style="yellow"))
     for part in (_error(record), _facts(record, console), _footer(view, record)):
@@ -294,6 +300,10 @@ def _footer(view: RunView, record: Record) -> RenderableType:
     if record.side_files:
         place = f"{folder.out.name}/" if folder.launched else "the same folder"
         lines.append(f"  {len(record.side_files)} side files in {place}")
+    traces = [side.path for side in record.side_files if Path(side.path).name == TRACE_FILE]
+    if traces:
+        more = f" and {len(traces) - 1} more" if len(traces) > 1 else ""
+        lines.append(f"  what ran when: {folder.out / traces[0]}{more}; ui.perfetto.dev opens it")
     if view.state is RunState.OPEN:
         lines.append(f"next: {folder.how_to_record}")
     else:

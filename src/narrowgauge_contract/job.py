@@ -13,8 +13,20 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from narrowgauge_contract.codec import decode, read_json
-from narrowgauge_contract.errors import DamagedRecordError, UnknownNameError, UsageError
-from narrowgauge_contract.spec import ExperimentSpec, Parameter, Scalar, parse_spec
+from narrowgauge_contract.errors import (
+    BadValueError,
+    DamagedRecordError,
+    UnknownNameError,
+    UsageError,
+)
+from narrowgauge_contract.spec import (
+    PROFILE_PARAMETER,
+    PROFILES,
+    ExperimentSpec,
+    Parameter,
+    Scalar,
+    parse_spec,
+)
 
 __all__ = [
     "JOB_FORMAT",
@@ -87,9 +99,21 @@ def parse_overrides(spec: ExperimentSpec, words: Sequence[str]) -> Dict[str, Tup
         name = parameter.name
         if name in overrides:
             raise UsageError(f"parameter '{name}' is given twice", next_step=f"-p {name}=a,b lists")
+        if parameter is PROFILE_PARAMETER:
+            _require_no_amount(text)
         parts = [text] if parameter.type == "str" else text.split(",")
         overrides[name] = tuple(parameter.parse(part) for part in parts)
     return overrides
+
+
+def _require_no_amount(text: str) -> None:
+    """`-p profile=smoke` is a slip that deserves better than a list of profilers."""
+    if text.strip() in PROFILES:
+        raise BadValueError(
+            f"'-p profile={text}' asks for a profiler of that name, and there is none",
+            why=PROFILE_PARAMETER.declaration(),
+            next_step=f"how much to do is an option of its own: --profile {text.strip()}",
+        )
 
 
 def resolve_all(
@@ -106,7 +130,7 @@ def resolve_all(
     Where fewer run ids are given than there are runs, new ones are made.
     """
     values = _values(spec, overrides, profile)
-    run_names = [name for name, parameter in spec.parameters.items() if parameter.axis == "run"]
+    run_names = [name for name in values if spec.parameter(name).axis == "run"]
     jobs: List[Job] = []
     for choice in itertools.product(*(values[name] for name in run_names)):
         fixed = {**values, **{name: (value,) for name, value in zip(run_names, choice)}}
@@ -156,6 +180,11 @@ def load_job(path: Path) -> Job:
 def _values(
     spec: ExperimentSpec, overrides: Mapping[str, Tuple[Scalar, ...]], profile: str
 ) -> Dict[str, Tuple[Scalar, ...]]:
+    if profile in PROFILE_PARAMETER.choices:
+        raise BadValueError(
+            f"'--profile {profile}' says how much to do, and '{profile}' is no amount",
+            next_step=f"a profiler is a parameter: -p {PROFILE_PARAMETER.name}={profile}",
+        )
     if profile not in spec.profiles:
         raise UnknownNameError("profile", profile, spec.profiles)
     values: Dict[str, Tuple[Scalar, ...]] = {
@@ -174,7 +203,8 @@ def _job(
     seed: int,
     run_id: str,
 ) -> Job:
-    names = list(spec.parameters)
+    unasked = (PROFILE_PARAMETER.default,)
+    names = [n for n in values if n != PROFILE_PARAMETER.name or values[n] != unasked]
     configurations = [
         dict(zip(names, choice)) for choice in itertools.product(*(values[name] for name in names))
     ]
@@ -192,7 +222,7 @@ def _job(
         profile=profile,
         target=target,
         seed=seed,
-        parameters={name: _one_or_list(spec.parameters[name], values[name]) for name in names},
+        parameters={name: _one_or_list(spec.parameter(name), values[name]) for name in names},
         rows=tuple(rows),
         data_sets=data_sets,
         synthetic=synthetic,

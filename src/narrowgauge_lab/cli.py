@@ -17,12 +17,14 @@ from typing import List, Optional, Tuple
 
 from narrowgauge_contract.codec import dumps
 from narrowgauge_contract.errors import BadValueError, ExitCode, UsageError
+from narrowgauge_contract.job import load_job
 from narrowgauge_contract.outcome import Outcome
 from narrowgauge_contract.record import HostNote, load_host_note
 from narrowgauge_contract.spec import PROFILES
+from narrowgauge_contract.summary import summary_lines
 from narrowgauge_lab.console import complain, say
 from narrowgauge_lab.errors import known_error
-from narrowgauge_lab.session import Request, record_killed, run
+from narrowgauge_lab.session import JOB_FILE, Request, record_killed, run
 
 __all__ = ["main"]
 
@@ -50,7 +52,8 @@ def main(words: List[str]) -> int:
             return _facts()
         if options.command == "record":
             return _record(options)
-        outcome = run(_request(options))
+        request = _request(options)
+        outcome = run(request)
     except KeyboardInterrupt:
         complain("error: interrupted")
         return int(ExitCode.INTERRUPTED)
@@ -61,6 +64,7 @@ def main(words: List[str]) -> int:
         complain(f"error: {known}")
         return int(known.exit_code)
     _summarise(outcome)
+    _close(request, outcome)
     if options.results is not None:
         say(f"in {options.results / options.experiment / outcome.run_id}")
     return outcome.exit_code
@@ -187,3 +191,13 @@ def _summarise(outcome: Outcome) -> None:
         f"{outcome.run_id}: {outcome.status.value}, {valid} of {len(outcome.rows)} rows valid, "
         f"{outcome.seconds:.1f} s"
     )
+
+
+def _close(request: Request, outcome: Outcome) -> None:
+    """What the experiment itself has to say of its rows, where its `[summary]` says how."""
+    folder = request.out
+    if request.new_folder:
+        folder = folder / request.experiment / outcome.run_id
+    closing = load_job(request.job or folder / JOB_FILE).experiment_spec().closing
+    for line in summary_lines(closing, outcome.rows) if closing else ():
+        say(line)

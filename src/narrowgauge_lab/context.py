@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import torch
 
@@ -13,6 +24,7 @@ from narrowgauge_contract.hashing import sha256_file
 from narrowgauge_contract.job import SYNTHETIC, RowPlan
 from narrowgauge_lab.checkpoint import Checkpoints
 from narrowgauge_lab.data import FlatData, open_data, synthetic_data
+from narrowgauge_lab.spans import NoSpans, RecordedSpans, Spans
 
 __all__ = ["RowContext"]
 
@@ -24,8 +36,9 @@ class RowContext:
     """One row. Everything it records is an event at once; nothing is kept until the end.
 
     `parameters` has every declared parameter; `seed` is the run's seed plus the repeat; `device` is
-    where the row runs; `checkpoints` belong to this row. Every method that records raises OSError
-    where the disk is full, and TypeError for a value that JSON does not have.
+    where the row runs; `checkpoints` belong to this row. `spans` is where `span` goes, and
+    `at_rest` is called between two things of the experiment; profilers set them. Every method that
+    records raises OSError where the disk is full, and TypeError for what JSON does not have.
     """
 
     def __init__(
@@ -51,6 +64,8 @@ class RowContext:
         self.out = out
         self.folder = out / f"row-{plan.index}"
         self.checkpoints = Checkpoints(out / "checkpoints" / f"row-{plan.index}", resume)
+        self.spans: Spans = NoSpans()
+        self.at_rest: Callable[[], None] = _nothing
         self._index = plan.index
         self._log = log
         self._data_root = data_root
@@ -109,6 +124,7 @@ class RowContext:
 
         `unit` and `source` must be the same at every call for one name. NaN and infinity are kept.
         """
+        self.at_rest()
         first = self._metrics.setdefault(name, (unit, source))
         if first != (unit, source):
             raise UsageError(
@@ -136,6 +152,7 @@ class RowContext:
 
     def progress(self, done: float, total: float, unit: str = "", phase: str = "") -> None:
         """How far the row is; the launcher makes an ETA of it."""
+        self.at_rest()
         self._log.emit(
             EventKind.PROGRESS, self._index, done=done, total=total, unit=unit, phase=phase
         )
@@ -143,6 +160,23 @@ class RowContext:
     def log(self, text: str) -> None:
         """A line for whoever reads the run afterwards."""
         self._log.emit(EventKind.LOG, self._index, text=text)
+
+    def span(self, name: str) -> ContextManager[None]:
+        """A named part of the row, for a `with` block; it may nest, and be of any thread.
+
+        Nothing is kept unless `-p profile=torch` or `nsys` asks, or the experiment does before
+        (`record_spans`). On CUDA a kept span costs two events; see `spans.RecordedSpans`.
+        """
+        self.at_rest()
+        return self.spans.span(name)
+
+    def record_spans(self) -> None:
+        """Keep the spans from now on, in a trace file of the row (`traces.TRACE_FILE`).
+
+        On CUDA this synchronises the device. Under a profiler that keeps them anyway it is nothing.
+        """
+        if isinstance(self.spans, NoSpans):
+            self.spans = RecordedSpans(self.device)
 
     def side_file(self, name: str) -> Path:
         """Where to write a file that belongs to the row; it is recorded when the row ends, however
@@ -181,6 +215,10 @@ class RowContext:
     def _require_inside(path: Path, folder: Path) -> None:
         if folder.resolve() not in path.resolve().parents:
             raise UsageError(f"the side file {path} is not inside {folder}")
+
+
+def _nothing() -> None:
+    return
 
 
 def _samples(values: Any) -> List[float]:

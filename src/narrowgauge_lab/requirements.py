@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import operator
 import re
 from typing import Tuple
 
 from narrowgauge_contract.errors import ExperimentFileError, NotApplicableError
+from narrowgauge_contract.job import Job
 from narrowgauge_contract.outcome import InsideFacts
 from narrowgauge_contract.spec import ExperimentSpec
 
-__all__ = ["as_used", "choose_device", "require_applicable", "satisfies"]
+__all__ = ["as_used", "choose_device", "preload", "require_applicable", "satisfies"]
+
+#: Importing for fewer rows than this would cost more than it saves.
+_ROWS_WORTH_IT = 3
 
 _COMPARISONS = {
     ">=": operator.ge,
@@ -75,6 +80,18 @@ def as_used(inside: InsideFacts, device: str) -> InsideFacts:
     if device != "cpu":
         return inside
     return dataclasses.replace(inside, accelerator=None, capability=None)
+
+
+def preload(job: Job) -> None:
+    """Import once, before rows are forked, what each of them would import: parts of torch that take
+    seconds. What this torch does not have is passed over."""
+    if len(job.rows) < _ROWS_WORTH_IT:
+        return
+    for name in job.experiment_spec().preload:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue
 
 
 def _numbers(version: str) -> Tuple[int, ...]:

@@ -19,6 +19,7 @@ from narrowgauge_contract.errors import ExitCode
 from narrowgauge_contract.events import EventKind, EventLog
 from narrowgauge_contract.job import Job, RowPlan
 from narrowgauge_contract.outcome import ErrorInfo, Status, encode_error
+from narrowgauge_lab import profiling
 from narrowgauge_lab.console import complain, flush
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.errors import describe
@@ -123,7 +124,7 @@ def _measure(job: Job, plan: RowPlan, log: EventLog, setting: Setting) -> RowCon
     )
     complete = False
     try:
-        run(context)
+        profiling.watch(context, run)
         complete = True
     finally:
         # However it ends: these are what ran, after the experiment has set what it sets.

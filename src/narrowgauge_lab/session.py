@@ -87,7 +87,8 @@ def _run_held(request: Request, job: Job, folder: Path, stop: StopRequest) -> Ou
 
     facts.require_torch()
     from narrowgauge_lab.data import check_data
-    from narrowgauge_lab.requirements import as_used, choose_device, require_applicable
+    from narrowgauge_lab.profiling import require_profiler
+    from narrowgauge_lab.requirements import as_used, choose_device, preload, require_applicable
     from narrowgauge_lab.rows import Setting
     from narrowgauge_lab.supervisor import Supervisor
 
@@ -102,7 +103,9 @@ def _run_held(request: Request, job: Job, folder: Path, stop: StopRequest) -> Ou
             supervisor.begin(as_used(inside, device), *hashes)
             _set_record_aside(request)
             require_applicable(job.experiment_spec(), inside, request.device)
+            require_profiler(job, device, request.env)
             check_data(job.data_sets, request.data)
+            preload(job)
             supervisor.run_rows(device)
         except ResumeRefusedError:
             raise  # the run that is there stays as it was

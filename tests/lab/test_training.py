@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from training_cases import CLASSES, Case, feeds, recipe
+from training_cases import CLASSES, CPU, Case, SmallNet, feeds, recipe
 
 from narrowgauge_contract.errors import NotApplicableError, UnknownNameError
-from narrowgauge_contract.events import EVENTS_FILE, EventKind, read_events
+from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog, read_events
 from narrowgauge_contract.outcome import Status
-from narrowgauge_lab import precision
+from narrowgauge_lab import precision, torch_compat, training
 from narrowgauge_lab.checkpoint import CheckpointMismatchError
+from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.history import EPOCH_METRICS, SCALING_METRICS
 
 #: Timings differ from run to run; everything else must not.
@@ -204,11 +205,44 @@ def test_another_precision_than_asked_is_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(tmp_path)
-    monkeypatch.setattr(precision, "probe", lambda model, mode, images: "fp16+fp32")
+    linear = torch.nn.functional.linear
+
+    def double(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return linear(inputs.double(), weight.double(), bias.double()).float()
+
+    # As a library does that changes every model of its process.
+    monkeypatch.setattr(torch.nn.functional, "linear", double)
     case.train(recipe(epochs=1))
 
-    assert case.row().validity.reasons == ("asked for precision fp32, ran fp16+fp32",)
-    assert case.row().facts["precision_ran"] == "fp16+fp32"
+    row = case.row()
+    assert row.facts["precision_ran"] == "fp32+fp64"
+    (reason,) = row.validity.reasons
+    assert reason.startswith("asked for precision fp32, ran fp32+fp64: ")
+    assert "addmm(float64, float64) × 1 on cpu" in reason
+    assert "convolution" not in reason, "only what differs is named"
+    if torch_compat.has_dispatch_mode():
+        assert "aten::mm(float64, float64)" in reason, "the backward pass is seen as well"
+    else:
+        assert "AddmmBackward(float64, float64) × 1 on cpu" in reason
+
+
+def test_looking_at_a_step_changes_neither_model_nor_generators(tmp_path: Path) -> None:
+    """Two rows, one of which is looked at twice, end with the same weights."""
+    states = []
+    for looks in (1, 2):
+        case = Case(tmp_path / str(looks))
+        training_set, test_set = feeds()
+        with EventLog(case.out / EVENTS_FILE) as log:
+            ctx = RowContext(case.plan, log, case.out, device=CPU, profile="short")
+            training.seed_everything(ctx.seed)
+            loop = training.Training(ctx, SmallNet(), training_set, test_set, recipe(epochs=2))
+            for _ in range(looks):
+                loop.prepare()
+            assert loop.model.training
+            loop.run()
+        states.append(_state(loop.model))
+
+    _assert_equal_states(*states)
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])

@@ -36,6 +36,7 @@ narrowgauge images render --check --project
 narrowgauge images save TARGET --out --project
 narrowgauge images verify TARGET --project
 narrowgauge list --project --json
+narrowgauge notebook [EXPERIMENT] --on --port --write --results --data --project
 narrowgauge plan EXPERIMENT --on --executor --profile -p/--parameter... --seed --results --data \
 --project --json
 narrowgauge results --experiment --status --limit --results --project --json
@@ -150,6 +151,7 @@ def _complete(shell_words: str, position: int) -> list[str]:
         ("narrowgauge run mnist --on deskt", 4, "desktop"),
         ("narrowgauge run mnist --profile sm", 4, "smoke"),
         ("narrowgauge run mnist -p prec", 4, "precision="),
+        ("narrowgauge run mnist -p prof", 4, "profile="),
         ("narrowgauge attach late", 2, "latest"),
     ],
 )

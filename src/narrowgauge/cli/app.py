@@ -29,6 +29,7 @@ MODULES = {
     "narrowgauge.cli.data": ("data", "weights"),
     "narrowgauge.cli.images": ("images",),
     "narrowgauge.cli.doctor": ("doctor",),
+    "narrowgauge.cli.notebook": ("notebook",),
 }
 
 

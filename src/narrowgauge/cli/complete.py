@@ -56,10 +56,11 @@ def parameters(incomplete: str) -> list[str]:
     """Names of parameters of any experiment, as `name=`: which one is meant stands elsewhere."""
     from narrowgauge.catalog import load_experiments
     from narrowgauge.checkout import find_checkout
+    from narrowgauge_contract.spec import PROFILE_PARAMETER
 
     try:
         specs = load_experiments(find_checkout(Path.cwd()).experiments)
     except NarrowgaugeError:
         return []
-    names = sorted({name for spec in specs for name in spec.parameters})
+    names = sorted({PROFILE_PARAMETER.name, *(name for spec in specs for name in spec.parameters)})
     return [f"{name}=" for name in names if name.startswith(incomplete)]

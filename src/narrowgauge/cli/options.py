@@ -83,7 +83,8 @@ Parameters = Annotated[
         "-p",
         "--parameter",
         metavar="NAME=VALUE[,VALUE]",
-        help="Set a parameter; a list makes rows, or runs. Repeatable.",
+        help="Set a parameter; a list makes rows, or runs. Repeatable. Every experiment takes"
+        " profile=cprofile|torch|nsys.",
         autocompletion=complete.parameters,
     ),
 ]

@@ -81,17 +81,22 @@ def show(
     run: Run = "latest", results: Results = None, project: Project = None, as_json: Json = False
 ) -> None:
     """Show one run on one screen: how it ended, what it measured, where, and what to distrust."""
-    folder = _store(results, project).find(run)
+    from narrowgauge.noise import Floors
+
+    store = _store(results, project)
+    folder = store.find(run)
     if as_json:
+        from narrowgauge.remarks import remarks_json
         from narrowgauge.view import load_view, to_json
 
-        _print_json(to_json(load_view(folder)))
+        view = load_view(folder)
+        _print_json({**to_json(view), **remarks_json(view, Floors.in_store(store))})
     else:
         from rich.console import Console
 
         from narrowgauge.show import show_run
 
-        show_run(folder, Console())
+        show_run(folder, Console(), Floors.in_store(store))
     _raise_if_damaged(folder)
 
 
@@ -105,9 +110,11 @@ def compare(
     """Compare two runs of an experiment; says which facts keep them from one statistic."""
     from narrowgauge.compare import compare as compare_records
     from narrowgauge.compare import comparison_json, print_comparison
+    from narrowgauge.noise import Floors
 
     store = _store(results, project)
-    found = compare_records(store.find(left).record(), store.find(right).record())
+    records = store.find(left).record(), store.find(right).record()
+    found = compare_records(*records, Floors.in_store(store))
     if as_json:
         _print_json(comparison_json(found))
         return
@@ -151,8 +158,10 @@ def export(
 def draw(run: Run = "latest", results: Results = None, project: Project = None) -> None:
     """Draw a run's pictures and tables again, from its record."""
     from narrowgauge.draw import draw_run
+    from narrowgauge.noise import Floors
 
-    for path in draw_run(_store(results, project).find(run)):
+    store = _store(results, project)
+    for path in draw_run(store.find(run), Floors.in_store(store)):
         print(path)
 
 

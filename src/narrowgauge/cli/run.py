@@ -29,7 +29,7 @@ from narrowgauge.cli.options import (
 
 if TYPE_CHECKING:
     from narrowgauge.progress import Reporter
-    from narrowgauge.store import RunFolder
+    from narrowgauge.store import RunFolder, Store
     from narrowgauge_contract.record import Record
 
 __all__ = ["register"]
@@ -73,7 +73,7 @@ def run(
     finished = run_all(
         world, launch, store=store, data=data_root(data), wait=wait, reporter=_reporter(as_json)
     )
-    _finish(finished, as_json)
+    _finish(finished, store, as_json)
     left = len(launch.jobs) - len(finished)
     if left:
         raise Interrupted(f"{left} of {len(launch.jobs)} runs were not started")
@@ -114,13 +114,14 @@ def attach(
     from narrowgauge.store import Store
 
     world = world_of(project)
-    folder = Store(results_root(results, world.checkout)).find(run)
+    store = Store(results_root(results, world.checkout))
+    folder = store.find(run)
     if folder.recorded:
         note(f"{folder.name} is already recorded")
-        _finish([(folder, folder.record())], as_json)
+        _finish([(folder, folder.record())], store, as_json)
         return
     record = attach_to(world, folder, wait=wait, reporter=_reporter(as_json))
-    _finish([(folder, record)], as_json)
+    _finish([(folder, record)], store, as_json)
 
 
 def shell(
@@ -171,7 +172,7 @@ def _reporter(as_json: bool) -> Reporter:
     return LiveReporter(sys.stderr) if sys.stderr.isatty() else LineReporter(sys.stderr)
 
 
-def _finish(finished: list[tuple[RunFolder, Record]], as_json: bool) -> None:
+def _finish(finished: list[tuple[RunFolder, Record]], store: Store, as_json: bool) -> None:
     """Show what was recorded; then raise the error of the first run that did not go well."""
     from narrowgauge.recording import problem_of
 
@@ -182,15 +183,16 @@ def _finish(finished: list[tuple[RunFolder, Record]], as_json: bool) -> None:
         print(finished_json(finished), end="")
     else:
         for folder, _ in finished:
-            _show(folder)
+            _show(folder, store)
     for problem in problems:
         if problem is not None:
             raise problem
 
 
-def _show(folder: RunFolder) -> None:
+def _show(folder: RunFolder, store: Store) -> None:
     from rich.console import Console
 
+    from narrowgauge.noise import Floors
     from narrowgauge.show import show_run
 
-    show_run(folder, Console())
+    show_run(folder, Console(), Floors.in_store(store))

@@ -36,7 +36,9 @@ from narrowgauge.images.render import check, render_dockerfile, render_verify
 from narrowgauge.targets import Target
 from narrowgauge_contract.record import ImageFacts
 
-__all__ = ["BuildRequest", "build_image", "ensure_image", "make_context", "verify_image"]
+__all__ = [
+    "BuildRequest", "build_image", "ensure_image", "make_context", "stream_command", "verify_image",
+]  # fmt: skip
 
 Say = Callable[[str], None]
 
@@ -126,7 +128,7 @@ def verify_image(client: BuildClient, name: str, platform: str, source: str, say
     words += [f"--platform={platform}"] if platform else []
     words += ["--security-opt=no-new-privileges", "--tmpfs=/tmp:exec", "--tmpfs=/cache:exec"]
     words += ["--entrypoint=/opt/narrowgauge/verify", name]
-    log = _stream(words, client.env, f"the check of {name} fails", say)
+    log = stream_command(words, client.env, f"the check of {name} fails", say)
     if f"source {source}" not in log:
         raise BuildFailed(
             f"{name} holds another source than this checkout",
@@ -151,7 +153,7 @@ def _base(request: BuildRequest, client: BuildClient, platform: str, say: Say) -
 
 def _ensure_base(client: BuildClient, reference: str, platform: str, say: Say) -> BaseImage:
     def pull(words: list[str]) -> None:
-        _stream(words, client.env, f"{reference} cannot be pulled", say, reference)
+        stream_command(words, client.env, f"{reference} cannot be pulled", say, reference)
 
     return ensure_base(client, reference, platform, say, pull)
 
@@ -183,7 +185,7 @@ def _build(
             words += ["--label", f"{key}={value}"]
         words += ["--no-cache"] if request.no_cache else []
         words += ["--file", str(context / dockerfile_path(request.target)), str(context)]
-        _stream(words, client.build_environment(), f"the build of {name} failed", say)
+        stream_command(words, client.build_environment(), f"the build of {name} failed", say)
     verify_image(client, unchecked, platform, source, say)
     client.tag(unchecked, name)
     client.run(["rmi", unchecked])
@@ -276,7 +278,7 @@ def _place_wheels(request: BuildRequest, destination: Path) -> None:
             shutil.copy2(wheel, destination / wheel.name)
 
 
-def _stream(
+def stream_command(
     words: list[str], env: Mapping[str, str], what: str, say: Say, pulling: str = ""
 ) -> list[str]:
     """Run a command and pass its lines on; its last lines. Raises what `translate` gives."""
