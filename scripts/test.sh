@@ -81,13 +81,15 @@ lab_lane() {
 
 #: Compiles device code for the capabilities that newer toolkits have dropped; needs no GPU.
 nvrtc=nvidia-cuda-nvrtc-cu11==11.8.89
+#: Count multiply-accumulates too: ours are held against theirs. They need torch 2.
+counters=(fvcore==0.1.5.post20221221 ptflops==0.7.5)
 
 old_environment() { venv lab38 "$1" torch==1.8.0 numpy pillow tomli pytest hypothesis pytest-timeout "$nvrtc"; }
 
 new_environment() {
     # shellcheck disable=SC2046 # one word per wheel
     venv lab311 "$1" --find-links "$state/wheels" $(lab_requirements "$1") \
-        pillow pytest hypothesis pytest-timeout "$nvrtc"
+        pillow pytest hypothesis pytest-timeout onnx onnxruntime "$nvrtc" "${counters[@]}" ${slow:+triton==3.6.0}
 }
 
 #: The wheels that the image takes, where this Python takes them too.

@@ -29,7 +29,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _no_ambient_change() -> Iterator[None]:
     """A test that changes the environment or the working directory changes the tests after it."""
     # Names of pytest and of libraries that set one on import are not the test's doing.
-    ignored = ("PYTEST_", "KMP_", "OMP_", "MPLBACKEND", "TORCHINDUCTOR_")
+    ignored = (
+        "PYTEST_",
+        "KMP_",
+        "OMP_",
+        "MPLBACKEND",
+        "TORCHINDUCTOR_",
+        "_TORCHINDUCTOR_",
+        "TRITON_",
+    )
     before, folder = dict(os.environ), os.getcwd()
     yield
     after = dict(os.environ)

@@ -78,6 +78,16 @@ def test_every_target_has_an_image_and_a_lock(targets: dict[str, Target]) -> Non
         assert notebook.is_file() == bool(target.notebook)
 
 
+def test_a_notebook_changes_no_package_that_runs_use(targets: dict[str, Target]) -> None:
+    """Its lock is installed over the other: another numpy would measure something else."""
+    pin = re.compile(r"^([a-z0-9.-]+)==(\S+)", re.MULTILINE)
+    for target in targets.values():
+        if target.notebook:
+            locks = (ROOT / f"docker/locks/{target.name}{part}.txt" for part in ("", "-notebook"))
+            runs, notebook = (dict(pin.findall(lock.read_text())) for lock in locks)
+            assert {n: v for n, v in notebook.items() if runs.get(n, v) != v} == {}, target.name
+
+
 def test_unresolved_digests_are_listed_never_invented(targets: dict[str, Target]) -> None:
     text = (ROOT / TARGETS_FILE).read_text(encoding="utf-8")
     digests = re.findall(r'^digest = "(.*)"', text, re.MULTILINE)
