@@ -91,3 +91,12 @@ def bench_images(session: nox.Session) -> None:
     """What images cost to build again and in bytes, and what desktop.sh adds to `docker run`."""
     session.install("-e", ".")
     session.run("python", "benchmarks/images/bench.py", *session.posargs)
+
+
+@nox.session(name="bench-gpu", venv_backend="none")
+def bench_gpu(session: nox.Session) -> None:
+    """What the timing harness, the energy windows and the fused kernels are worth, on a GPU host
+    with the kernels built; the harness needs cuda-bench."""
+    python = session.posargs[0] if session.posargs else LAB_PYTHON
+    for script in ("harness/bench.py", "energy/bench.py", "kernels/fake_quantize.py"):
+        session.run(python, f"benchmarks/{script}", env={"PYTHONPATH": "src"}, external=True)

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import figures
 import nvbench_side
 import torch
+from figures import Make
 from scipy.stats import binom
 from workloads import Workload, chain_of, make_buffer, make_workloads
 
@@ -43,8 +45,6 @@ BATCH = TimingPlan(
 )
 COLD = dataclasses.replace(BATCH, cache="cold")
 
-Make = Callable[..., Any]
-
 
 def everything(figure: Make, wheels: str | None) -> tuple[list[Any], list[dict[str, Any]]]:
     """All figures, and nvbench's and ours kernel by kernel."""
@@ -57,7 +57,7 @@ def everything(figure: Make, wheels: str | None) -> tuple[list[Any], list[dict[s
     kernels = _agreement(workloads, buffer)
     return [
         *overhead,
-        *_agreement_figures(figure, kernels),
+        *figures.agreement(figure, kernels),
         *_alarms(figure, buffer),
         *_processes(figure, workloads),
     ], kernels
@@ -74,19 +74,13 @@ def machine() -> dict[str, str]:
 
 def _overhead(figure: Make, buffer: torch.Tensor) -> list[Any]:
     """An empty kernel by the harness minus the same by the bare loop, interleaved."""
-    figures = []
+    found = []
     for calls, samples in ((1, 500), (128, 20)):
         rounds = [_round(buffer, samples, calls) for _ in range(ROUNDS + 1)]
         # The first round loads kernels and makes events.
         device, held, host = zip(*rounds[1:], strict=True)
-        note = f"{calls} per sample"
-        limit = 2.0 if calls > 1 else None
-        figures += [
-            figure("added GPU time per call", "us", 0.3, device, note),
-            figure("the same with launches hidden", "us", 0.3, held, note),
-            figure("added host time per call, launches hidden", "us", limit, host, note),
-        ]
-    return figures
+        found += figures.overhead(figure, calls, device, held, host)
+    return found
 
 
 def _round(buffer: torch.Tensor, samples: int, calls: int) -> tuple[float, float, float]:
@@ -136,6 +130,7 @@ def _agreement(workloads: list[Workload], buffer: torch.Tensor) -> list[dict[str
                 "name": workload.name,
                 "cold": {"ours": mine["cold"], "nvbench": statistics.median(other.cold)},
                 "batch": {"ours": mine["batch"], "nvbench": other.batch},
+                "stopped": samples.stopped,
                 "wall": {"ours": wall, "nvbench": other.wall},
                 "samples": {"ours": len(samples.seconds), "nvbench": len(other.cold)},
                 "width": {"ours": _width(samples.seconds), "nvbench": width},
@@ -150,21 +145,6 @@ def _width(seconds: tuple[float, ...]) -> float:
     if interval is None:
         raise RuntimeError(f"{len(seconds)} samples have no interval")
     return (interval.high - interval.low) / statistics.median(seconds)
-
-
-def _agreement_figures(figure: Make, kernels: list[dict[str, Any]]) -> list[Any]:
-    figures = []
-    for mode in ("cold", "batch"):
-        differences = tuple(
-            abs(each[mode]["ours"] / each[mode]["nvbench"] - 1) * 100 for each in kernels
-        )
-        note = f"{len(kernels)} kernels from 2 us to 20 ms"
-        name = f"median difference from nvbench, {mode}"
-        figures.append(figure(name, "%", 1, differences, note))
-    totals = {side: sum(each["wall"][side] for each in kernels) for side in ("ours", "nvbench")}
-    note = f"{totals['ours']:.1f} s and {totals['nvbench']:.1f} s, intervals as wide"
-    ratio = totals["ours"] / totals["nvbench"]
-    return [*figures, figure("wall time over nvbench's", "x", 1, (ratio,), note)]
 
 
 def _alarms(figure: Make, buffer: torch.Tensor) -> list[Any]:

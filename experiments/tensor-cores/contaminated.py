@@ -87,14 +87,14 @@ def measure_inference(ctx: RowContext, workload: Inference, source: Optional[Sou
 def measure_training(ctx: RowContext, workload: Training, source: Optional[Source]) -> None:
     """One level of a linear training bench."""
     level = _require(ctx, TRAINING_ORDER)
-    amp = Amp()
+    amp, batch = Amp(), int(ctx.parameters["batch"])
     kept: List[Bench] = []
 
     def prepare(name: str) -> Call:
         kept.clear()  # as in the original, the next layer takes the place of the last
         mode = MODES[name]
         setup = Setup(precision=mode.precision, form=mode.form)
-        kept.append(Bench(workload, setup, ctx.device, amp, name))
+        kept.append(Bench(workload, batch, setup, ctx.device, amp, name))
         if name == level:
             found = kept[0].predict()
             check_output(ctx, found, kept[0].reference, predicted(TRAINING_ORDER, name))
@@ -103,7 +103,7 @@ def measure_training(ctx: RowContext, workload: Training, source: Optional[Sourc
     loop = Loop(workload.iterations, f"{workload.iterations} iterations")
     call = _go_through(ctx, TRAINING_ORDER, prepare, TRAINING_WARM_UPS, loop)
     check_loss(ctx, call())
-    cost, batch = kept[0].cost(), workload.batch
+    cost = kept[0].cost()
     _record(ctx, call, batch, loop, cost, predicted(TRAINING_ORDER, level), source)
 
 

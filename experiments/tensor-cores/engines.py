@@ -20,8 +20,8 @@ __all__ = ["COMPILE_MODES", "Network", "make_ready"]
 
 Call = Callable[[], torch.Tensor]
 
-#: The values of the parameter `compile_mode`. auto: graphs replayed, as on the rung before; on a CPU
-#: inductor's default. max-autotune tries templates for minutes and has to be asked for.
+#: The values of the parameter `compile_mode`. auto: graphs replayed, as on the rung before; on a
+#: CPU inductor's default. max-autotune tries templates for minutes and has to be asked for.
 COMPILE_MODES = ("auto", "default", "reduce-overhead", "max-autotune")
 _WARM_UP_CALLS = 3
 

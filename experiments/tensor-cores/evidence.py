@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import statistics
 from typing import Optional, Sequence
 
@@ -17,7 +16,6 @@ __all__ = [
     "COMPARED",
     "Bound",
     "bound_by",
-    "bytes_asked",
     "check_loss",
     "check_output",
     "reference_output",
@@ -33,9 +31,6 @@ _LIMITS = {"fp32": 1e-3, "tf32": 2e-2, "fp16": 5e-2, "bf16": 1e-1, "int8": 0.5, 
 #: Launches bind where the host is busy queueing for this share of the time, and the device is not.
 _HOST_BUSY = 0.9
 _DEVICE_IDLE = 0.8
-
-_UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
-_ASKED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)?) ?(Ki|Mi|Gi|Ti|)(?:B|bytes)")
 
 
 def reference_output(model: nn.Module, images: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -115,9 +110,3 @@ def bound_by(
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
-
-
-def bytes_asked(message: str) -> Optional[int]:
-    """How much memory an allocator's complaint says it was asked for; None where it does not."""
-    found = _ASKED.search(message)
-    return round(float(found.group(1)) * _UNITS[found.group(2)]) if found else None

@@ -47,7 +47,7 @@ def measure(ctx: RowContext, workload: Training, source: Optional[Source]) -> No
     ctx.fact("patched_functions", patched_functions())
     torch_compat.allow_tf32(setup.precision == "tf32")
     tf32 = tf32_by_arithmetic(ctx.device)
-    bench = Bench(workload, setup, ctx.device)
+    bench = Bench(workload, int(ctx.parameters["batch"]), setup, ctx.device)
     check_output(ctx, bench.predict(), bench.reference, setup.precision)
     require_precision(ctx, setup.precision, observe(bench), tf32)
     for _ in range(TRAINING_WARM_UPS):
@@ -87,14 +87,15 @@ class Bench:
     def __init__(
         self,
         workload: Training,
+        batch: int,
         setup: Setup,
         device: torch.device,
         amp: Optional[Amp] = None,
         level: str = "",
     ) -> None:
-        self.batch = workload.batch
-        self.inputs = torch.randn(workload.batch, workload.features_in).to(device)
-        self.targets = torch.randn(workload.batch, workload.features_out).to(device)
+        self.batch = batch
+        self.inputs = torch.randn(batch, workload.features_in).to(device)
+        self.targets = torch.randn(batch, workload.features_out).to(device)
         self.layer = nn.Linear(workload.features_in, workload.features_out).to(device)
         #: float64: what the first forward pass should give.
         self.reference = self._strict()

@@ -39,7 +39,6 @@ class Training:
     features_in: int
     features_out: int
     iterations: int
-    batch: int = 1024
     rate: float = 1e-3
 
 
@@ -51,7 +50,7 @@ INFERENCE: Dict[str, Inference] = {
 TRAINING: Dict[str, Training] = {
     "linear-8192": Training(8192, 2048, iterations=100),
     "linear-16384": Training(16384, 4096, iterations=500),
-    "linear-tiny": Training(64, 32, iterations=5, batch=16),
+    "linear-tiny": Training(64, 32, iterations=5),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any, Callable, Optional
 
+from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.measure.cost import Cost, peak_memory
 from narrowgauge_lab.measure.energy import Source, measure_energy
@@ -50,7 +51,11 @@ def record_kernels(ctx: RowContext, call: Call) -> None:
     cores. Only in the first repeat: the profiler takes seconds to begin."""
     if ctx.device.type != "cuda" or ctx.repeat != 0:
         return
-    kernels = kernel_names(call)
+    try:
+        kernels = kernel_names(call)
+    except NotApplicableError as error:  # the row is profiled, or this torch has no profiler
+        ctx.fact("kernels_missing", f"{error.what}: {error.why}")
+        return
     total = sum(kernel.seconds for kernel in kernels)
     ctx.fact(
         "kernels",

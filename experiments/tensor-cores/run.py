@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Optional
 
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.errors import bytes_asked
 from narrowgauge_lab.measure.energy import Source, source_or_invalid
 from narrowgauge_lab.seeding import seed_everything
 
 from . import contaminated, inference, linear
-from .evidence import bytes_asked
 from .network import INFERENCE, TRAINING
 
 

@@ -143,7 +143,8 @@ def _pairs(
         if first is None or second is None or unit_of(records[1], metric) != unit:
             continue
         ratio = second.median / first.median if first.median else math.nan
-        found = statistics.ratio_of(right, left, metric)
+        # Not paired: repeat 3 of one run and of another share their number, and nothing else.
+        found = statistics.log_ratio_interval(other, one)
         pairs.append(
             Pair(
                 label=left.label(names),

@@ -7,13 +7,13 @@ as the command.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,12 @@ from narrowgauge.catalog import load_experiment, load_experiments
 from narrowgauge.container import LABEL_NOTEBOOK, ContainerPlan, create_body
 from narrowgauge.errors import BadValueError, Busy, RunFailed
 from narrowgauge.launch import World, image_finder
-from narrowgauge.notebook import notebook_of, notebook_text
+from narrowgauge.notebook import is_untouched, notebook_of, notebook_text
 from narrowgauge.plan import NotebookServer, cache_volume, plan_notebook
 from narrowgauge.runner import StopRequest, check_results, check_results_early, stop_signals
 from narrowgauge.selection import choose_accelerator, pick_target
 from narrowgauge.targets import load_targets
+from narrowgauge_contract.codec import write_atomic
 from narrowgauge_contract.spec import ExperimentSpec
 
 if TYPE_CHECKING:
@@ -61,15 +62,18 @@ def write_notebook(world: World, experiment: str, path: Path) -> None:
 def place_notebook(world: World, spec: ExperimentSpec, results: Path) -> str:
     """Put the experiment's notebook below the results; its path there.
 
-    One that somebody has worked in stays as it is.
+    One that somebody has worked in, or run, stays as it is; else it follows the declaration.
     """
     place = f"{NOTEBOOKS}/{spec.id}.ipynb"
     path, text = results / place, _text(world, spec)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        path.write_text(text, encoding="utf-8")
-    elif path.read_text(encoding="utf-8") != text:
-        world.say(f"{path} was changed, and stays; a fresh one: narrowgauge notebook --write FILE")
+    found = path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
+    if found is None or (found != text and is_untouched(found)):
+        write_atomic(path, text.encode("utf-8"))
+    elif found != text:
+        world.say(
+            f"{path} was changed or run, and stays; a fresh one: narrowgauge notebook --write FILE"
+        )
     return place
 
 
@@ -145,9 +149,11 @@ def serve(
         say("ending JupyterLab")
 
 
-@contextmanager
+@contextlib.contextmanager
 def _started(client: docker.APIClient, plan: ContainerPlan) -> Iterator[str]:
     """The container and its network, for the block."""
+    from docker.errors import NotFound
+
     from narrowgauge.executors.docker_client import ask
 
     # What comes from outside is let in; without masquerade, what goes out gets no answer.
@@ -172,19 +178,24 @@ def _started(client: docker.APIClient, plan: ContainerPlan) -> Iterator[str]:
         ask(client, lambda: client.start(container))
         yield container
     finally:
-        if container:
-            _remove(client, container)
-        client.remove_network(plan.network)
+        try:
+            if container:
+                _remove(client, container)
+        finally:
+            with contextlib.suppress(NotFound):
+                client.remove_network(plan.network)
 
 
 def _remove(client: docker.APIClient, container: str) -> None:
+    """Stop it, and remove it whatever came of that. That somebody else did so is no error."""
     from docker.errors import NotFound
 
     try:
-        client.stop(container, timeout=_STOP_S)
-        client.remove_container(container, force=True)
-    except NotFound:
-        return  # somebody else has removed it
+        with contextlib.suppress(NotFound):
+            client.stop(container, timeout=_STOP_S)
+    finally:
+        with contextlib.suppress(NotFound):
+            client.remove_container(container, force=True)
 
 
 def _raise_if_failed(client: docker.APIClient, container: str, state: dict[str, Any]) -> None:

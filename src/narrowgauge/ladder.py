@@ -1,6 +1,7 @@
 """An attribution ladder: which step of a way from slow to fast brought how much, from a record.
 
-A rung's ratio is that to the rung before it, so the product of all is last to first rung. The ratio
+A rung's ratio is that to the rung before it, so the product of all is last to first rung, but for
+noise: each is the median ratio of the repeats' pairs, and not the ratio of two medians. The ratio
 end to end comes from rows of its own; how much of its logarithm the rungs explain is then a check
 of the whole: what was measured twice came out the same, or did not.
 """

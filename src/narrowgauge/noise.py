@@ -32,6 +32,7 @@ __all__ = [
     "floor_of",
     "percent",
     "trials_of",
+    "workloads_of",
 ]
 
 EXPERIMENT = "noise-floor"
@@ -97,13 +98,17 @@ def _effect(figures: tuple[float, ...], above: int, below: int) -> Effect:
 
 def floor_of(record: Record) -> NoiseFloor | None:
     """The floor that a run of noise-floor measured; None where it has too few valid processes."""
+    enough = tuple(each for each in workloads_of(record) if len(each[1]) >= LEAST)
+    return NoiseFloor(record.run_id, enough) if enough else None
+
+
+def workloads_of(record: Record) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    """Of a run of noise-floor: one figure per valid process of A, by workload, however few."""
     found = statistics.configurations(r for r in record.rows if not r.parameters.get(_PLANTED))
     names = [name for name in statistics.varying(found) if name != _PLANTED]
     if not names and found:
         names = [name for name in ("workload", "size") if name in found[0].parameters]
-    workloads = tuple((each.label(names), each.figures(_METRIC)) for each in found)
-    enough = tuple(each for each in workloads if len(each[1]) >= LEAST)
-    return NoiseFloor(record.run_id, enough) if enough else None
+    return tuple((each.label(names), each.figures(_METRIC)) for each in found)
 
 
 class Floors:
@@ -184,14 +189,25 @@ def _stored(store: Store) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Trials:
-    """The comparisons of one workload. `alarms`: those whose 95 % interval of the median ratio does
-    not hold 1; `slower`: those of them that say that the second is slower."""
+    """The comparisons of one workload. `alarms`: those whose 95 % interval of the median ratio of
+    pairs does not hold 1, either way; `slower`: those of them that say that the second is slower,
+    which alone find a planted slowdown."""
 
     label: str
     planted: float
     total: int
     alarms: int
     slower: int
+
+    @property
+    def alarm_rate(self) -> float:
+        """The statistic `alarm-rate` of claims."""
+        return self.alarms / self.total
+
+    @property
+    def slower_rate(self) -> float:
+        """The statistic `slower-rate` of claims."""
+        return self.slower / self.total
 
 
 def trials_of(record: Record) -> tuple[Trials, ...]:
@@ -203,17 +219,20 @@ def trials_of(record: Record) -> tuple[Trials, ...]:
     names = statistics.varying(found)
     trials = []
     for each in found:
-        intervals = [
-            interval
+        found_ratios = [
+            # The rule of every paired comparison. Pairs that do not differ are counted: they alarm
+            # nobody, and find nothing.
+            statistics.log_ratio_interval(ratios, [1.0] * len(ratios), paired=True)
             for row in each.valid
             for ratios in _comparisons(row)
-            if (interval := statistics.median_interval(ratios)) is not None
+            if len(ratios) >= LEAST
         ]
-        if intervals:
-            slower = sum(interval.low > 1.0 for interval in intervals)
-            alarms = slower + sum(interval.high < 1.0 for interval in intervals)
+        if found_ratios:
+            alarms = [ratio for ratio in found_ratios if ratio.holds_one is False]
+            slower = sum(ratio.ratio > 1.0 for ratio in alarms)
             planted = float(each.parameters.get(_PLANTED, 0.0))
-            trials.append(Trials(each.label(names), planted, len(intervals), alarms, slower))
+            label = each.label(names)
+            trials.append(Trials(label, planted, len(found_ratios), len(alarms), slower))
     return tuple(trials)
 
 

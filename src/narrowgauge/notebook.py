@@ -10,7 +10,7 @@ import hashlib
 import json
 import keyword
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,10 @@ from narrowgauge import notebook_cells as cells
 from narrowgauge_contract.drawing import Drawing
 from narrowgauge_contract.spec import PROFILES, ExperimentSpec, Parameter
 
-__all__ = ["IN_CONTAINER", "Locations", "notebook_of", "notebook_text"]
+__all__ = ["IN_CONTAINER", "Locations", "is_untouched", "notebook_of", "notebook_text"]
+
+#: Where in a notebook's metadata the digest of its cells stands.
+_OURS = "narrowgauge"
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ def notebook_of(
         "metadata": {
             "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"},
+            _OURS: {"cells": _digest_cells(made)},
         },
         "nbformat": 4,
         "nbformat_minor": 5,
@@ -58,6 +62,34 @@ def notebook_of(
 def notebook_text(notebook: dict[str, Any]) -> str:
     """The content of an .ipynb file."""
     return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def is_untouched(text: str) -> bool:
+    """Whether the content of an .ipynb file is one of ours in which nobody edited or ran a cell.
+
+    JupyterLab may have saved it: what that changes beside the cells' own content does not count.
+    """
+    try:
+        notebook = json.loads(text)
+        return bool(notebook["metadata"][_OURS]["cells"] == _digest_cells(notebook["cells"]))
+    except (ValueError, KeyError, TypeError):
+        return False  # no notebook, or none of ours
+
+
+def _digest_cells(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Of what a person may put into cells: text, results, attachments. Jupyter saves text as a
+    list of lines."""
+    content = [
+        [
+            cell["cell_type"],
+            "".join(cell["source"]),
+            cell.get("execution_count"),
+            cell.get("outputs") or [],
+            cell.get("attachments") or {},
+        ]
+        for cell in cells
+    ]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _cells(spec: ExperimentSpec, readme: str, locations: Locations) -> Iterator[tuple[str, str]]:

@@ -34,26 +34,34 @@ for name, value in parameters.items():
 words += ["--results", str(RESULTS), "--experiments", {experiments!r}, "--data", {data!r}]
 command = [sys.executable, "-m", "narrowgauge_lab", *words]
 print("python3 -m narrowgauge_lab", " ".join(words))
+RUN = None
 with subprocess.Popen(
     command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True
 ) as lab:
     for line in lab.stdout:
         print(line, end="")
+        # Its last word is the run's folder; anything else that begins so has no record in it.
+        place = Path(line[3:].rstrip("\\n"))
+        if line.startswith("in ") and (place / "record.json").is_file():
+            RUN = place
+if RUN is None:
+    raise RuntimeError(f"the lab ended with exit code {{lab.returncode}}; it says why above")
 if lab.returncode != 0:
-    raise RuntimeError(f"the lab ended with exit code {{lab.returncode}}; it says why above")"""
+    print(f"exit code {{lab.returncode}}: not every row went well; what there is follows")"""
 
 LOAD = """\
 from narrowgauge_contract.record import load_record
 from narrowgauge_contract.spec import parse_spec
 
-# Run ids begin with their second, so the last is the newest. Any other run may be named here.
-RUN = max((path for path in (RESULTS / {experiment!r}).iterdir()), key=lambda path: path.name)
+# RUN is what ran above. Any other run may be named here: RUN = RESULTS / {experiment!r} / "…"
 record = load_record(RUN / "record.json")
 spec = parse_spec(record.spec)
 print(f"{{record.run_id}}: {{record.status.value}}, on {{record.target}}, seed {{record.seed}}")
 for row in record.rows:
     for reason in row.validity.reasons:
-        print(f"row {{row.index}} INVALID: {{reason}}")"""
+        print(f"row {{row.index}} INVALID: {{reason}}")
+for profiler in sorted({{str(r.facts["profiled"]) for r in record.rows if "profiled" in r.facts}}):
+    print(f"profiled ({{profiler}}): timings include the profiler")"""
 
 TABLE = """\
 from narrowgauge_contract.figures import figure, median
@@ -79,12 +87,16 @@ def unit_of(name):
     return next((m.unit for row in record.rows for m in row.metrics if m.name == name), "")
 
 
-headline = list(spec.headline) or [m.name for m in record.rows[0].metrics][:3]
+recorded = dict.fromkeys(m.name for row in record.rows for m in row.metrics)
+headline = list(spec.headline) or list(recorded)[:3]
 for label, rows in configurations(record.rows).items():
     print(label)
     for name in headline:
         found = figures(rows, name)
-        spread = f"{min(found):.6g} to {max(found):.6g}" if found else "no valid row"
+        if not found:
+            print(f"    {name}: no valid row")
+            continue
+        spread = f"{min(found):.6g} to {max(found):.6g}"
         print(f"    {name}: {median(found):.6g} {unit_of(name)} ({spread}; n={len(found)})")"""
 
 CLOSING = """\

@@ -51,8 +51,8 @@ def _reduce(metric: Metric) -> Metric:
 def export(record: Record, experiments: Path) -> Path:
     """Write the reduced record below `experiments`, the same bytes for the same record.
 
-    Raises UsageError where it may not be a reference (unfinished, made-up data, stand-in image, no
-    device known) or would be too large.
+    Raises UsageError where it may not be a reference (unfinished, made-up data, stand-in image,
+    energy from a recording, no device known) or would be too large.
     """
     reason = _unfit(record)
     if reason:
@@ -78,6 +78,8 @@ def _unfit(record: Record) -> str:
         return "its data was made up"
     if any("profiled" in row.facts for row in record.rows):
         return "its timings include a profiler"
+    if any(row.facts.get("energy_source") == "replay" for row in record.rows):
+        return "its energy was played from a recording"
     if record.host is not None and record.host.image is not None and record.host.image.stand_in:
         return "it ran in an image on a stand-in base"
     return "" if _device(record) else "it does not say which device it ran on"

@@ -21,6 +21,7 @@ from narrowgauge.noise import (
 from narrowgauge.statistics import Modes
 from narrowgauge.view import RunView, format_value, number, unit_of
 from narrowgauge_contract.codec import encode
+from narrowgauge_contract.figures import is_time
 from narrowgauge_contract.outcome import Row
 from narrowgauge_contract.record import Record
 from narrowgauge_contract.summary import Line, Summary, summary_blocks
@@ -137,13 +138,12 @@ def _noise(record: Record | None) -> Iterator[str]:
     if record is None or record.experiment != EXPERIMENT:
         return
     for trials in trials_of(record):
-        share = percent(trials.alarms / trials.total)
         if trials.planted:
-            found = percent(trials.slower / trials.total)
             words = f"planted {trials.planted:g} % found in {trials.slower} of {trials.total}"
-            yield f"{trials.label}: {words} ({found})"
+            yield f"{trials.label}: {words} ({percent(trials.slower_rate)})"
         else:
-            words = f"false alarms in {trials.alarms} of {trials.total} comparisons ({share})"
+            words = f"false alarms in {trials.alarms} of {trials.total} comparisons"
+            words += f" ({percent(trials.alarm_rate)})"
             yield f"{trials.label or 'A against A'}: {words}"
     yield from _sides(record)
     floor = floor_of(record)
@@ -206,7 +206,8 @@ def _modes(view: RunView) -> Iterator[tuple[Row, str, Modes]]:
         for name in view.headline:
             metric = row.metric(name)
             modes = None
-            if metric is not None and not metric.index:
+            # The ticks of a clock are told from modes; the comb that their ratios make is not.
+            if metric is not None and not metric.index and is_time(metric.unit):
                 modes = statistics.modes_of(metric.values)
             if modes is not None:
                 yield row, name, modes

@@ -11,24 +11,38 @@ from typing import Any
 
 from narrowgauge import statistics
 from narrowgauge.baseline import Baseline, baseline_of
-from narrowgauge.noise import Floors
+from narrowgauge.noise import EXPERIMENT, MEANING, Floors, percent, workloads_of
 from narrowgauge.statistics import Configuration
 from narrowgauge.view import metric_names, number, unit_of
 from narrowgauge_contract.record import Record
 
-__all__ = ["markdown_table", "rows_table", "summary_table", "write_tables"]
+__all__ = [
+    "markdown_table",
+    "noise_floor_markdown",
+    "noise_floor_table",
+    "rows_table",
+    "summary_table",
+    "write_tables",
+]
 
 Table = tuple[list[str], list[list[Any]]]
+#: Processes on either side of a comparison, for which the least detectable effect is written down;
+#: that of any other size follows from the same record.
+_SIDES = (1, 3, 6, 10, 20)
 
 
 def write_tables(record: Record, folder: Path, floors: Floors) -> list[Path]:
-    """Write rows.csv, summary.csv and summary.md; the files made."""
+    """Write rows.csv, summary.csv and summary.md, and of a run of noise-floor what it says of
+    comparisons: noise-floor.csv and noise-floor.md. Returns the files made."""
     rows, summary = rows_table(record), summary_table(record, floors)
     contents = {
         "rows.csv": _csv(rows),
         "summary.csv": _csv(summary),
         "summary.md": f"# {record.run_id}\n\n{markdown_table(record, floors)}",
     }
+    if record.experiment == EXPERIMENT and workloads_of(record):
+        contents["noise-floor.csv"] = _csv(noise_floor_table(record))
+        contents["noise-floor.md"] = f"# {record.run_id}\n\n{noise_floor_markdown(record)}"
     for name, text in contents.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in contents]
@@ -96,6 +110,38 @@ def _ratio_cells(baseline: Baseline, found: Configuration, metric: str) -> list[
     within = {True: "yes", False: "no", None: ""}[detectable.within]
     value = "" if ratio.value is None else ratio.ratio
     return [value, *bounds, detectable.least if known else "", within]
+
+
+def noise_floor_table(record: Record) -> Table:
+    """Of a run of noise-floor: a line per workload and size of a comparison.
+
+    `threshold` and `least_detectable` are shares, 0.02 for a ratio of 1.02, and empty where `note`
+    says why.
+    """
+    head = ["workload", "processes", "above", "below", "threshold", "least_detectable", "note"]
+    lines: list[list[Any]] = []
+    for label, figures in workloads_of(record):
+        for side in _SIDES:
+            effect = statistics.least_detectable_effect(figures, side, side)
+            known = ["", ""] if effect.least is None else [effect.threshold, effect.least]
+            lines.append([label, len(figures), side, side, *known, effect.reason])
+    return head, lines
+
+
+def noise_floor_markdown(record: Record) -> str:
+    """The same for people: a line per workload, a column per size."""
+    sizes = [f"{side} and {side}" for side in _SIDES]
+    head = ["workload", "processes", *sizes]
+    lines = [_markdown_line(head), _markdown_line(["---"] * len(head))]
+    notes: list[str] = []
+    for label, figures in workloads_of(record):
+        effects = [statistics.least_detectable_effect(figures, side, side) for side in _SIDES]
+        cells = ["–" if each.least is None else percent(each.least) for each in effects]
+        lines.append(_markdown_line([label, str(len(figures)), *cells]))
+        reasons = dict.fromkeys(each.reason for each in effects if each.reason)
+        notes += [f"{label}: {reason}" for reason in reasons]
+    about = f"{MEANING}, between so many and so many processes"
+    return "\n".join([*lines, "", *(f"{line}  " for line in [*notes, about])]) + "\n"
 
 
 def markdown_table(record: Record, floors: Floors, metrics: Sequence[str] = ()) -> str:

@@ -66,8 +66,10 @@ _ARITY = {
     MetricOperator.GEOMEAN: (1, 64),
     MetricOperator.ORDER: (2, 64),
 }
-#: `alarm-rate`: the share of a row's comparisons whose 95 % interval does not hold 1.
-_STATISTICS = ("median", "mean", "last", "last-mean", "min", "max", "alarm-rate")
+#: Shares of a row's comparisons, by their 95 % intervals. `alarm-rate`: those that do not hold 1,
+#: on whichever side of it; `slower-rate`: those that lie above 1.
+_RATES = ("alarm-rate", "slower-rate")
+_STATISTICS = ("median", "mean", "last", "last-mean", "min", "max", *_RATES)
 _SELECTION = re.compile(r"^(?P<name>[a-z][a-z0-9_.-]*)(?:\{(?P<where>[^{}]*)\})?$")
 
 

@@ -208,7 +208,7 @@ class _RowFold:
     def row(self) -> Row:
         reasons = list(self.reasons)
         if self.status is not Status.COMPLETE:
-            reasons.append(f"the row did not complete: {self.status.value}")
+            reasons.append(f"the row did not complete: {_ending(self.status, self.error)}")
         return Row(
             *self.head,
             status=self.status,
@@ -222,6 +222,14 @@ class _RowFold:
             seconds=self.seconds,
             error=self.error,
         )
+
+
+def _ending(status: Status, error: Optional[ErrorInfo]) -> str:
+    """How a row ended, with the first line of what stopped it: reasons are shown in tables."""
+    if error is None:
+        return status.value
+    what = error.what.strip().partition("\n")[0]
+    return f"{status.value} ({error.kind}: {what})"
 
 
 class Fold:

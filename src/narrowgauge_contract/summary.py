@@ -15,11 +15,13 @@
 `each`, `heading` and `line` may each be left out. In `each` and `line`, `{name}` is what `names`
 says, `{value}` the figure, and `{ratio}` how many times as good as the baseline it is: baseline /
 value where less is better, else value / baseline. Everywhere, the name of a parameter is its value,
-and `{facts.NAME}` a fact of the first valid row. Numbers may be multiplied, `{value*iterations}`,
-and take a format: `.2f`, `,`, `d`, …
+and `{facts.NAME}` a fact of the first row that has it, valid ones before others. Numbers may be
+multiplied, `{value*iterations}`, and take a format: `.2f`, `,`, `d`, …
 
 Where rows differ in further parameters, each combination of these gets its own lines, headed by
-what it is. A value without rows is left out; without a valid row its line says why instead.
+what it is. A value without rows is left out; without a valid row its line says why instead. Without
+a valid row of the baseline, a line keeps its words but those in parentheses around `{ratio}`, and
+says why there is none.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ _KEYS = (
 )
 #: What a line has of its own, beside parameters and facts.
 _OWN = ("name", "value", "ratio")
-_FORMAT = re.compile(r",?(\.\d{1,2}[efg%]?)?|d|,d")
+#: With a precision comes a letter: `.2` alone is a format of floats, and whole numbers refuse it.
+_FORMAT = re.compile(r",?(\.\d{1,2}[efg%])?|,?d")
+_RATIO_IN_PARENTHESES = re.compile(r"\s*\([^(){}]*\{(?:[^{}]*\*)?ratio[^{}]*\}[^()]*\)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,8 +213,7 @@ def _block(summary: Summary, rows: Sequence[Row], different: Sequence[str]) -> B
     lines = [_Lines(summary, by_value, value) for value, found in by_value.items() if found]
     heading = ""
     if summary.heading:
-        first = next((row for row in rows if row.validity.valid), rows[0])
-        heading = _fill(summary.heading, first, {})
+        heading = _fill(summary.heading, _with_all_facts(rows), {})
     label = ", ".join(f"{name}={_word(rows[0].parameters[name])}" for name in different)
     return Block(
         label,
@@ -218,6 +221,16 @@ def _block(summary: Summary, rows: Sequence[Row], different: Sequence[str]) -> B
         heading,
         tuple(each.line(summary.line) for each in lines) if summary.line else (),
     )
+
+
+def _with_all_facts(rows: Sequence[Row]) -> Row:
+    """The first valid row, or the first, with what others know and it does not: one that failed
+    may have ended before its facts."""
+    by_worth = sorted(rows, key=lambda row: not row.validity.valid)
+    facts: Dict[str, Any] = {}
+    for row in reversed(by_worth):
+        facts.update(row.facts)
+    return dataclasses.replace(by_worth[0], facts=facts)
 
 
 class _Lines:
@@ -231,29 +244,45 @@ class _Lines:
         self.rows = _measured(rows[value], summary.metric)
         base = rows[summary.baseline] if summary.baseline is not None else ()
         self.base_rows = _measured(base, summary.metric)
-        self.reasons = list(dict.fromkeys(r for row in rows[value] for r in row.validity.reasons))
+        self.why = _why_missing(rows[value], summary.metric)
+        self.base_why = _why_missing(base, summary.metric)
 
     def line(self, template: str) -> Line:
         if not self.rows:
-            why = "; ".join(self.reasons) or f"no metric '{self.summary.metric}'"
-            return Line(f"{self.name}: no valid row ({why})")
+            return Line(f"{self.name}: {self.why}")
         value = _figure(self.rows, self.summary.metric)
         own: Dict[str, Any] = {"name": self.name, "value": value}
         if not _mentions(template, "ratio"):
             return Line(_fill(template, self.rows[0], own))
         if not self.base_rows:
             base = self.summary.name_of(self.summary.baseline)
-            plain = self.summary.each
-            if not plain or _mentions(plain, "ratio"):
-                plain = "{name}: {value:.6g}"
-            return Line(f"{_fill(plain, self.rows[0], own)} (no ratio: {base} has no valid row)")
+            plain = _fill(self._without_ratio(template), self.rows[0], own)
+            return Line(f"{plain} (no ratio: {base}: {self.base_why})")
         ratio = self._ratio(value, _figure(self.base_rows, self.summary.metric))
         text = _fill(template, self.rows[0], {**own, "ratio": ratio})
         return Line(text, ratio, len(self.rows), len(self.base_rows))
 
+    def _without_ratio(self, template: str) -> str:
+        """The line in its own words as far as they do without the ratio."""
+        for words in (_RATIO_IN_PARENTHESES.sub("", template), self.summary.each):
+            if words and not _mentions(words, "ratio"):
+                return words
+        metric = self.rows[0].metric(self.summary.metric)
+        unit = metric.unit if metric is not None and metric.unit != "1" else ""
+        return f"{{name}}: {{value:.6g}} {unit}".rstrip()
+
     def _ratio(self, value: float, base: float) -> float:
         above, below = (base, value) if self.summary.better_less else (value, base)
         return above / below if below else math.nan
+
+
+def _why_missing(rows: Sequence[Row], metric: str) -> str:
+    """Why rows give no figure, where they give none."""
+    if not rows:
+        return "not run"
+    reasons = dict.fromkeys(reason for row in rows for reason in row.validity.reasons)
+    why = "; ".join(reasons) or f"no metric '{metric}'"
+    return f"no valid row ({why})"
 
 
 def _measured(rows: Sequence[Row], metric: str) -> List[Row]:

@@ -14,7 +14,7 @@ current stream.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Optional, Sequence, Type
+from typing import Any, Optional, Sequence, Set, Type
 
 import torch
 
@@ -25,6 +25,7 @@ __all__ = [
     "HELD_CALLS",
     "Graph",
     "hold",
+    "is_holding",
     "launch",
     "release",
     "time_bare",
@@ -34,6 +35,8 @@ __all__ = [
 
 #: kHeldCalls of harness_cuda.cpp.
 HELD_CALLS = 128
+#: The devices with a stream that `hold` holds. The loops here hold and release within one call.
+_held: Set[int] = set()
 
 
 def time_operator(
@@ -74,7 +77,7 @@ class Graph:
         require("cuda")
         self._captured = captured
         self._device = _index(device)
-        self._executable = torch.ops.narrowgauge.harness_graph_instantiate(
+        self._executable: Optional[int] = torch.ops.narrowgauge.harness_graph_instantiate(
             _raw_graph(captured), self._device
         )
 
@@ -85,14 +88,18 @@ class Graph:
         flush: Optional[torch.Tensor] = None,
         limit_s: float = 0.0,
     ) -> torch.Tensor:
-        """Samples of one launch of the graph."""
+        """Samples of one launch of the graph. Raises GraphRefusedError once it is closed."""
+        if self._executable is None:
+            raise GraphRefusedError("the CUDA graph is closed; there is nothing to time")
         return torch.ops.narrowgauge.harness_graph(
             self._executable, self._device, samples, calls, flush, limit_s
         )
 
     def close(self) -> None:
-        """Give the executable back. Once is enough; after it there is nothing to time."""
-        torch.ops.narrowgauge.harness_graph_destroy(self._executable, self._device)
+        """Give the executable back, the first time. After it there is nothing to time."""
+        executable, self._executable = self._executable, None
+        if executable is not None:
+            torch.ops.narrowgauge.harness_graph_destroy(executable, self._device)
 
     def __enter__(self) -> Graph:
         return self
@@ -147,12 +154,22 @@ def hold(device: int, limit_s: float) -> None:
     while it is loaded, and so for the hold: run everything once before.
     """
     require("cuda")
+    _held.add(device)  # before: a signal may come in between, and its handler ask
     torch.ops.narrowgauge.harness_hold(device, limit_s)
 
 
 def release(device: int) -> bool:
     """End the hold and wait for that; whether it had lasted until now."""
-    return bool(torch.ops.narrowgauge.harness_release(device))
+    try:
+        return bool(torch.ops.narrowgauge.harness_release(device))
+    finally:
+        _held.discard(device)
+
+
+def is_holding() -> bool:
+    """Whether a stream is between `hold` and `release`: who synchronises then waits for a release
+    that comes after him, until the hold's limit."""
+    return bool(_held)
 
 
 def _index(device: torch.device) -> int:

@@ -195,6 +195,9 @@ def _summarise(outcome: Outcome) -> None:
 
 def _close(request: Request, outcome: Outcome) -> None:
     """What the experiment itself has to say of its rows, where its `[summary]` says how."""
+    profilers = sorted({str(r.facts["profiled"]) for r in outcome.rows if "profiled" in r.facts})
+    if profilers:
+        say(f"profiled ({', '.join(profilers)}): timings include the profiler")
     folder = request.out
     if request.new_folder:
         folder = folder / request.experiment / outcome.run_id

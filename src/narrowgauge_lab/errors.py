@@ -20,6 +20,7 @@ from narrowgauge_contract.outcome import ErrorInfo
 
 __all__ = [
     "BusyError",
+    "CalibrationError",
     "ClockError",
     "DataCorruptError",
     "DataUnavailableError",
@@ -31,7 +32,9 @@ __all__ = [
     "ResumeRefusedError",
     "RowCrashedError",
     "TorchMissingError",
+    "bytes_asked",
     "describe",
+    "device_lost",
     "disk_full",
     "is_disk_full",
     "known_error",
@@ -135,6 +138,23 @@ def disk_full(out: Path) -> DiskFullError:
     )
 
 
+def device_lost(why: str) -> DeviceLostError:
+    """The error to raise where the accelerator does not answer any more; `why` in its own words."""
+    return DeviceLostError(
+        "the device was lost while the row ran",
+        why=why,
+        next_step="look for Xid lines in the kernel's log (dmesg) and at nvidia-smi; a device "
+        "that is gone comes back with a reset or a restart. Then give the same command with "
+        "--resume",
+    )
+
+
+def bytes_asked(message: str) -> Optional[int]:
+    """How much memory an allocator's complaint says it was asked for; None where it does not."""
+    found = _ASKED.search(message)
+    return round(float(found.group(1)) * _BYTES[found.group(2)[0]]) if found else None
+
+
 def known_error(error: BaseException, out: Path) -> Optional[NarrowgaugeError]:
     """The fatal error that an exception stands for; None for one that says nothing to us.
 
@@ -148,13 +168,7 @@ def known_error(error: BaseException, out: Path) -> Optional[NarrowgaugeError]:
         return _out_of_memory(error)
     lost = next(filter(_is_device_lost, _chain(error)), None)
     if lost is not None:
-        return DeviceLostError(
-            "the device was lost while the row ran",
-            why=_first_line(lost),
-            next_step="look for Xid lines in the kernel's log (dmesg) and at nvidia-smi; a device "
-            "that is gone comes back with a reset or a restart. Then give the same command with "
-            "--resume",
-        )
+        return device_lost(_first_line(lost))
     if isinstance(error, OSError) and error.errno in _UNWRITABLE:
         return ResultsUnwritableError(
             f"cannot write {error.filename or out}",
@@ -202,8 +216,10 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _is_device_lost(error: BaseException) -> bool:
-    """Whether a library of NVIDIA's, through torch or pynvml, says so; not any text that does."""
-    by_nvidia = isinstance(error, RuntimeError) or type(error).__name__.startswith("NVMLError")
+    """Whether a library of NVIDIA's, through torch, pynvml or our own NvmlError, says so; not any
+    text that does."""
+    by_nvml = type(error).__name__.lower().startswith("nvmlerror")
+    by_nvidia = by_nvml or isinstance(error, RuntimeError)
     return by_nvidia and _DEVICE_LOST.search(str(error)) is not None
 
 
@@ -213,7 +229,7 @@ def _out_of_memory(error: BaseException) -> OutOfMemoryError:
     what = "the row ran out of memory"
     if asked:
         amount, unit = asked.groups()
-        what += f": it asked for {round(float(amount) * _BYTES[unit[0]])} bytes"
+        what += f": it asked for {bytes_asked(asked.group())} bytes"
         if unit != "bytes":
             what += f" ({amount} {unit})"
     return OutOfMemoryError(

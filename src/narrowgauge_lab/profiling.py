@@ -32,6 +32,7 @@ from narrowgauge_contract.errors import NarrowgaugeError, NotApplicableError
 from narrowgauge_contract.job import Job
 from narrowgauge_contract.spec import PROFILE_PARAMETER
 from narrowgauge_contract.traces import TRACE_FILE, Trace, TraceEvent, write_trace
+from narrowgauge_kernels import harness
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.kineto import KinetoProfiler
@@ -154,8 +155,8 @@ class _Window:
     """The part of the row that torch's profiler watches: the first LIMIT_S seconds.
 
     It ends at the first moment after them at which stopping is safe: not while a CUDA graph is
-    captured, and not inside a backward pass. Where torch cannot say whether it is in one (before
-    2.0), only the experiment's own calls of `ctx` are such moments.
+    captured or a stream is held, and not inside a backward pass. Where torch cannot say whether it
+    is in one (before 2.0), only the experiment's own calls of `ctx` are such moments.
     """
 
     def __init__(self, context: RowContext, spans: RecordedSpans) -> None:
@@ -190,11 +191,11 @@ class _Window:
         from which the profiler cannot be stopped."""
         late = time.perf_counter() - self.profiler.began > LIMIT_S
         mine = threading.current_thread() is threading.main_thread()
-        if late and mine and not self._capturing():
+        if late and mine and not self._may_not_synchronise():
             self._stop_early()
 
     def _alarm(self, _number: int, _frame: Optional[FrameType]) -> None:
-        if self._capturing() or torch_compat.in_backward():
+        if self._may_not_synchronise() or torch_compat.in_backward():
             signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
         else:
             self._stop_early()
@@ -205,8 +206,9 @@ class _Window:
             seconds = self.profiler.ended - self.profiler.began
             self.cut = f"only the first {seconds:.1f} s of the row are in it"
 
-    def _capturing(self) -> bool:
-        return self._context.device.type == "cuda" and torch_compat.capturing()
+    def _may_not_synchronise(self) -> bool:
+        on_cuda = self._context.device.type == "cuda"
+        return on_cuda and (harness.is_holding() or torch_compat.capturing())
 
 
 def _nothing() -> None:

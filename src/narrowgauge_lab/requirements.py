@@ -84,13 +84,15 @@ def as_used(inside: InsideFacts, device: str) -> InsideFacts:
 
 def preload(job: Job) -> None:
     """Import once, before rows are forked, what each of them would import: parts of torch that take
-    seconds. What this torch does not have is passed over."""
+    seconds. What this torch does not have, or cannot use here, is passed over."""
     if len(job.rows) < _ROWS_WORTH_IT:
         return
     for name in job.experiment_spec().preload:
         try:
             importlib.import_module(name)
-        except ImportError:
+        except (ImportError, RuntimeError):
+            # Not there, or there and unwilling: RuntimeError is what parts of torch refuse a Python
+            # or a machine with. A row that needs it says so itself, and the others need not end.
             continue
 
 

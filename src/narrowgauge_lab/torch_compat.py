@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import sys
 import warnings
-from typing import Any, BinaryIO, Callable, ContextManager, Dict, Iterator, Tuple
+from typing import Any, BinaryIO, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -137,19 +136,46 @@ def tf32_allowed() -> Dict[str, bool]:
 
 @contextlib.contextmanager
 def tf32_set_to(allowed: bool) -> Iterator[None]:
-    """`allow_tf32` for the length of a block."""
-    before = tf32_allowed()
+    """`allow_tf32` for the length of a block; then all that it sets is as it was."""
+    word = _matmul_precision()
+    flags = [(owner, name, getattr(owner, name)) for owner, name in _math_flags(word)]
     allow_tf32(allowed)
     try:
         yield
     finally:
-        allow_tf32(before["matmul"])
-        if before["conv"] != before["matmul"]:  # as torch starts: only convolutions may
-            if _per_operator_math():
-                word = "tf32" if before["conv"] else "ieee"
-                torch.backends.cudnn.conv.fp32_precision = word
-            else:
-                torch.backends.cudnn.allow_tf32 = before["conv"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # as in allow_tf32
+            if word is not None:
+                torch.set_float32_matmul_precision(word)
+        for owner, name, value in flags:
+            setattr(owner, name, value)
+
+
+def _matmul_precision() -> Optional[str]:
+    """torch 1.12's word for float32 products. None before it, and where flags contradict the word:
+    torch then tells neither."""
+    if not hasattr(torch, "get_float32_matmul_precision"):
+        return None
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError as error:
+        if "legacy and new APIs" not in str(error):
+            raise
+        return None
+
+
+def _math_flags(word: Optional[str]) -> List[Tuple[Any, str]]:
+    """The attributes that `allow_tf32` sets beside `word`, which sets some of them too."""
+    backends = torch.backends
+    if _per_operator_math():
+        owners = (
+            backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn,
+            backends.mkldnn.matmul, backends.mkldnn.conv,
+        )  # fmt: skip
+        return [(owner, "fp32_precision") for owner in owners]
+    flags: List[Tuple[Any, str]] = [(backends.cudnn, "allow_tf32")]
+    # Where there is a word, the flag of products is no more than whether it is "highest".
+    return flags if word is not None else [*flags, (backends.cuda.matmul, "allow_tf32")]
 
 
 def scaled_product(one: torch.Tensor, other: torch.Tensor, scale: torch.Tensor) -> Any:
@@ -263,15 +289,20 @@ def profiling() -> bool:
 def make_profiler(*, cuda: bool) -> Any:
     """A `torch.profiler.profile` of this thread's operators, and of the GPU where `cuda`.
 
-    torch 2.11 warns that it forgets the events of earlier cycles, unless told to keep them; here
-    one cycle is all there is.
+    torch 2.11 warns that it forgets the events of earlier cycles; here one cycle is all there is.
+    Told to keep them (acc_events), it makes Python objects of all events when it stops, which takes
+    0.1 ms each.
     """
     from torch.profiler import ProfilerActivity, profile
 
+    class OneCycle(profile):
+        def start(self) -> None:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*Profiler clears events at the end")
+                super().start()
+
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    if "acc_events" in inspect.signature(profile.__init__).parameters:
-        return profile(activities=activities, acc_events=True)
-    return profile(activities=activities)
+    return OneCycle(activities=activities)
 
 
 def backward_is_visible() -> bool:

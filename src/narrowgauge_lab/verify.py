@@ -30,9 +30,12 @@ _PACKAGES = (
     "narrowgauge_kernels",
     "narrowgauge_lab",
 )
-#: Modules that cannot be read without a library that not every target has: Triton's kernels are
-#: made as their module is read.
-_NEEDS = {"narrowgauge_lab.quant.gpu.kernels": "triton"}
+#: Modules that cannot be read without what not every target has: Triton's kernels are made as their
+#: module is read, and torch 1.8 has no dispatch modes to derive one from.
+_NEEDS = {
+    "narrowgauge_lab.measure.dispatching": "torch.utils._python_dispatch",
+    "narrowgauge_lab.quant.gpu.kernels": "triton",
+}
 
 #: Libraries that the NVIDIA runtime mounts from the host; a build has none of them, nor has a PC
 #: that builds for a board.

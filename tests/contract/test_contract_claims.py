@@ -53,6 +53,16 @@ def test_every_kind_and_operator_is_read() -> None:
     assert claims[1].minimum_repeats == 3
 
 
+@pytest.mark.parametrize("statistic", ["alarm-rate", "slower-rate"])
+def test_the_shares_of_comparisons_are_statistics(statistic: str) -> None:
+    body = _claim()
+    body["metric"]["statistic"] = statistic
+
+    [claim] = parse_claims({"claim": [body]}, _spec())
+
+    assert claim.statistic == statistic
+
+
 def test_the_least_claim_is_enough() -> None:
     [claim] = parse_claims({"claim": [_claim()]}, _spec())
 

@@ -89,6 +89,17 @@ class TestFold:
         [row] = Fold().add_all([row_start(0, 1.0), end]).rows()
 
         assert row.error == ErrorInfo("ValueError", "no", trace="t")
+        assert row.validity.reasons == ("the row did not complete: failed (ValueError: no)",)
+
+    def test_a_reason_takes_one_line_of_an_error(self) -> None:
+        error = {"kind": "NotApplicableError", "what": "no FP8 here\nand more", "why": "",
+                 "next_step": "", "trace": ""}  # fmt: skip
+        end = event(EventKind.ROW_END, 2.0, 0, status="failed", seconds=1.0, error=error)
+
+        [row] = Fold().add_all([row_start(0, 1.0), end]).rows()
+
+        (reason,) = row.validity.reasons
+        assert reason.endswith("failed (NotApplicableError: no FP8 here)")
 
     def test_a_resumed_row_begins_anew(self) -> None:
         again = [row_start(0, 10.0), metric(0, 11.0, [7.0, 8.0]), row_end(0, 12.0)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import pytest
@@ -110,8 +111,42 @@ def test_what_was_not_run_is_left_out_and_what_was_invalid_says_why() -> None:
 def test_without_a_baseline_there_is_no_ratio_and_it_says_so() -> None:
     lines = summary_lines(_summary(), [_row("fp16", 1.5), _row("fp32", 3.0, reasons=["hot"])])
 
-    assert lines[3] == "AMP (opt level O3): 1.50 seconds (no ratio: Float32 has no valid row)"
+    assert lines[3] == "AMP (opt level O3): 1.50 seconds (no ratio: Float32: no valid row (hot))"
     assert lines[4] == "Float32: no valid row (hot)"
+
+
+@pytest.mark.parametrize(
+    ("line", "each", "said"),
+    [
+        ("{name}: {value:.2f} seconds  ({ratio:.2f}x as fast)", None, "fp8: 1.25 seconds"),
+        ("{name}: {value:.1f} s ({batches*ratio:.2f} x) on {width}", None, "fp8: 1.3 s on 100"),
+        ("{name} is {ratio:.1f} times as fast", "{name} took {value:.3f}", "fp8 took 1.253"),
+        ("{name} is {ratio:.1f} times as fast", "{name}: {ratio:.1f}", "fp8: 1.25322 s"),
+        ("{name} is {ratio:.1f} times as fast", None, "fp8: 1.25322 s"),
+    ],
+)
+def test_without_a_baseline_a_line_keeps_its_words(
+    line: str, each: Optional[str], said: str
+) -> None:
+    line = line.replace("batches", "facts.batches")
+    names = {"fp16": "fp8", "fp32": "Float32"}
+
+    text = summary_lines(
+        _summary(line=line, each=each, heading=None, names=names), [_row("fp16", 1.25322)]
+    )
+
+    assert text[-1] == f"{said} (no ratio: Float32: not run)"
+
+
+def test_the_heading_takes_a_fact_from_a_row_that_has_it() -> None:
+    failed = dataclasses.replace(_row("fp16", None, reasons=["out of memory"]), facts={"card": "?"})
+    rows = [failed, _row("bf16", 1.0, reasons=["hot"]), _row("fp32", 1.0, reasons=["hot"])]
+    heading = "Results summary ({width*facts.batches} images)"
+
+    assert heading.replace("{width*facts.batches}", "3000") in summary_lines(_summary(), rows)
+    valid = dataclasses.replace(_row("fp32", 1.0), facts={"card": "A"})
+    lines = summary_lines(_summary(heading="{facts.card}, {facts.batches}"), [*rows[:2], valid])
+    assert "A, 30" in lines, "of a valid row before others"
 
 
 def test_a_row_without_the_metric_says_so() -> None:
@@ -172,6 +207,8 @@ def test_a_baseline_of_zero_gives_no_figure() -> None:
         ({"line": "{}"}, "is nothing that it knows"),
         ({"line": "{value!r}"}, "has a format that is not like .2f"),
         ({"line": "{value:>{width}}"}, "has a format that is not like .2f"),
+        ({"heading": "{width:.2}"}, "has a format that is not like .2f"),
+        ({"heading": "{width:,.2}"}, "has a format that is not like .2f"),
         ({"heading": "{value}"}, "'{value}' is nothing that it knows"),
         ({"baseline": None}, "'{ratio}' is nothing that it knows"),
     ],
@@ -187,3 +224,25 @@ def test_what_is_wrong_is_refused_before_a_run(changes: Dict[str, Any], message:
 def test_values_that_the_parameter_does_not_take_are_refused(changes: Dict[str, Any]) -> None:
     with pytest.raises(BadValueError):
         _summary(**changes)
+
+
+@pytest.mark.parametrize("number", [3, 0, -7, 2.5, 1e300, float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    "form",
+    ["", ",", "d", ",d", *(f"{c}.{n}{t}" for c in ("", ",") for n in (0, 3) for t in "efg%")],
+)
+def test_no_format_that_is_accepted_fails_when_a_run_is_over(form: str, number: float) -> None:
+    summary = _summary(line="{facts.number:" + form + "}")
+    rows = [
+        dataclasses.replace(row, facts={"number": number, "batches": 1}) for row in _published()
+    ]
+
+    assert summary_lines(summary, rows)[-1] not in ("", "?")
+
+
+@pytest.mark.parametrize("form", [".2", ",.2", ".0", ",.12"])
+def test_a_precision_without_a_letter_is_refused_since_whole_numbers_have_none(form: str) -> None:
+    with pytest.raises(ValueError, match="Precision not allowed"):
+        format(3, form)
+    with pytest.raises(ExperimentFileError, match="has a format"):
+        _summary(line="{width:" + form + "}")

@@ -139,7 +139,7 @@ def _bench(mode: str, **changes: Any) -> Any:
     chosen = setups.MODES[mode]
     setup = setups.Setup(precision=chosen.precision, form=chosen.form)
     workload = network.TRAINING["linear-tiny"]
-    return module("linear").Bench(workload, setup, CPU, **changes)
+    return module("linear").Bench(workload, 16, setup, CPU, **changes)
 
 
 def test_a_bench_is_plain_gradient_descent() -> None:
@@ -185,7 +185,7 @@ def test_a_step_whose_gradients_overflow_is_left_out() -> None:
 
 @pytest.mark.parametrize("mode", ["fp32", pytest.param("O2", marks=[needs_fp16, pytest.mark.slow])])
 def test_a_bench_is_a_row(tmp_path: Path, mode: str) -> None:
-    row = run_row(tmp_path, "workload=linear-tiny", "limit_s=0.05", f"mode={mode}")
+    row = run_row(tmp_path, "workload=linear-tiny", "batch=16", "limit_s=0.05", f"mode={mode}")
 
     assert row.validity.valid, row.validity.reasons
     assert row.facts["timed"] == "5 iterations"

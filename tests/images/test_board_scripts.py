@@ -252,7 +252,7 @@ def test_an_experiment_that_is_not_there(board: Board) -> None:
     for name in ("resnett", "../experiments/mnist", "mnist/", "."):
         done = board.run("jetson.sh", name)
         assert done.returncode == ExitCode.USAGE
-        assert "mnist resnet" in done.stderr
+        assert "mnist noise-floor resnet" in done.stderr
     assert board.calls() == []
 
 

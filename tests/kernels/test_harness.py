@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from narrowgauge_kernels import harness
 from narrowgauge_kernels.errors import GraphRefusedError, KernelsNotBuiltError
 from narrowgauge_kernels.harness import time_operator
+from narrowgauge_kernels.sources import CSRC
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -102,6 +104,50 @@ class Captured:
 def test_a_graph_that_torch_keeps_to_itself_is_refused(captured, said):
     with pytest.raises(GraphRefusedError, match=said):
         harness._raw_graph(captured)
+
+
+class Executables:
+    """What the library answers, and which executables it was told to destroy."""
+
+    def __init__(self):
+        self.destroyed = []
+
+    def harness_graph_instantiate(self, graph, device):
+        return 17
+
+    def harness_graph_destroy(self, executable, device):
+        self.destroyed.append((executable, device))
+
+    def harness_graph(self, executable, *_):
+        return torch.ones(2, 1)
+
+
+def test_a_graph_is_given_back_once(monkeypatch):
+    """A handle that is destroyed twice may be somebody else's by then."""
+    library = Executables()
+    monkeypatch.setattr(torch.ops, "narrowgauge", library)
+    monkeypatch.setattr(harness, "require", lambda _: None)
+    monkeypatch.setattr(harness, "_raw_graph", lambda _: 5)
+    with harness.Graph(object(), torch.device("cuda", 1)) as graph:
+        assert graph.time(1, 1).shape == (2, 1)
+        graph.close()
+    graph.close()
+
+    assert library.destroyed == [(17, 1)]
+    with pytest.raises(GraphRefusedError, match="closed"):
+        graph.time(1, 1)
+
+
+#: A statement that is a call of the runtime or of a launcher, and nothing else.
+UNCHECKED = re.compile(r"^\s*(?:cuda[A-Z]\w*|launch|prepare|calibration_bytes)\(", re.MULTILINE)
+
+
+def test_no_answer_of_the_cuda_runtime_is_ignored():
+    source = (CSRC / "harness_cuda.cpp").read_text(encoding="utf-8")
+
+    assert "check(cudaEventRecord(" in source
+    assert UNCHECKED.findall(source) == []
+    assert UNCHECKED.findall("  check(\n      cudaEventRecord(event, stream);"), "it can find one"
 
 
 def test_cuda_work_needs_a_cuda_build(kernels):

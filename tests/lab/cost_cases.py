@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import List, Tuple
 
 import torch
 from torch import nn
+
+from narrowgauge_lab.measure.cost import Cost, count
 
 
 def lenet() -> nn.Module:
@@ -43,9 +46,15 @@ def resnet50() -> nn.Module:
     stages: Tuple[Tuple[int, int, int], ...] = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
     modules = [*_normed(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     inside = 64
-    for channels, count, stride in stages:
-        for position in range(count):
+    for channels, blocks, stride in stages:
+        for position in range(blocks):
             modules.append(_Bottleneck(inside, channels, stride if position == 0 else 1))
             inside = 4 * channels
     modules += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000)]
     return nn.Sequential(*modules)
+
+
+@functools.lru_cache(maxsize=None)
+def resnet50_cost(side: int, batch: int = 1) -> Cost:
+    """Counted once for all who ask: counting runs the network."""
+    return count(resnet50(), torch.zeros(batch, 3, side, side))

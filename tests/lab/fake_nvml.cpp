@@ -102,6 +102,7 @@ const char* nvmlErrorString(int code) {
         case 6: return "Not Found";
         case 9: return "Driver Not Loaded";
         case 15: return "GPU is lost";
+        case 16: return "GPU requires reset";
         default: return "Unknown Error";
     }
 }

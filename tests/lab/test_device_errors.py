@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from narrowgauge_contract.errors import ExitCode
-from narrowgauge_lab.errors import DeviceLostError, OutOfMemoryError, describe, known_error
+from narrowgauge_lab import errors
+from narrowgauge_lab.errors import (
+    DeviceLostError,
+    OutOfMemoryError,
+    bytes_asked,
+    describe,
+    known_error,
+)
+from narrowgauge_lab.measure.nvml import NvmlError
 
 OUT = Path("out")
 
@@ -37,10 +45,23 @@ def test_a_device_that_is_gone_is_told_from_a_fault_of_the_program(text: str) ->
     assert "nvidia-smi" in found.next_step
 
 
+def test_every_error_of_the_lab_is_public() -> None:
+    classes = {
+        name
+        for name, thing in vars(errors).items()
+        if isinstance(thing, type) and thing.__module__ == errors.__name__
+    }
+    assert "CalibrationError" in classes
+    assert classes <= set(errors.__all__)
+
+
 def test_nvml_says_it_by_a_class_of_its_own() -> None:
     gone = type("NVMLError_GpuIsLost", (Exception,), {})("GPU is lost")
 
     assert isinstance(known_error(gone, OUT), DeviceLostError)
+    ours = NvmlError("nvmlDeviceGetClockInfo: GPU is lost", 15)
+    assert isinstance(known_error(ours, OUT), DeviceLostError)
+    assert known_error(NvmlError("nvmlDeviceGetClockInfo: Not Supported", 3), OUT) is None
     assert known_error(ValueError("the GPU is lost in this text"), OUT) is None
 
 
@@ -106,6 +127,7 @@ def test_the_bytes_asked_for_are_told(text: str, asked: Optional[int]) -> None:
 
     assert isinstance(found, OutOfMemoryError)
     assert found.exit_code is ExitCode.OUT_OF_MEMORY
+    assert bytes_asked(text) == asked
     if asked is None:
         assert "asked for" not in found.what
     else:

@@ -10,7 +10,7 @@ from energy_cases import Case
 
 from narrowgauge_lab.measure.energy import EnergyPlan, measure_energy, open_source
 from narrowgauge_lab.measure.nvml import Nvml, bus_id
-from narrowgauge_lab.measure.state import faults_between, read_state, steadily
+from narrowgauge_lab.measure.state import faults_between, read_state
 
 pytestmark = pytest.mark.gpu
 
@@ -48,10 +48,9 @@ def test_a_products_energy_is_between_idle_and_the_cards_limit(tmp_path: Path) -
             torch.mm(matrix, matrix)
 
     plan = EnergyPlan(seconds=5, warm_up_seconds=1)
-    result = steadily(
-        case.ctx, lambda: measure_energy(case.ctx, call, CUDA, "nvml", plan), CUDA, attempts=1
-    )
+    result = measure_energy(case.ctx, call, CUDA, "nvml", plan)
     assert case.reasons == ()
+    assert case.facts["energy_state_after"]["sm_clock_mhz"] > 0
     assert result is not None
     assert result.gross is not None
     (window,) = result.windows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from pathlib import Path
@@ -205,12 +206,40 @@ def test_sampled_power_becomes_energy_and_says_how_it_was_sampled() -> None:
 
 
 def test_a_sampler_that_is_held_up_covers_too_little() -> None:
+    """Every fiftieth reading comes 1.5 s late: a quarter is left."""
+    clock = FakeClock()
+    turns = itertools.count(1)
+    late = FakeTicker(clock, late=lambda: 0.0 if next(turns) % 50 else 1.5)
+    source = sampling(Device(clock), late)
+    source.begin()
+    clock.pass_time(8)
+    with pytest.raises(EnergyError, match="24% of the energy window was observed") as caught:
+        source.end()
+    assert "processor core" in caught.value.next_step
+
+
+def test_a_sensor_that_is_always_slow_leaves_no_hole() -> None:
+    """A bus that takes ten times the interval, and a sensor that steps so often at most."""
     clock = FakeClock()
     source = sampling(Device(clock), FakeTicker(clock, late=lambda: 0.09))
     source.begin()
-    clock.pass_time(5)
-    with pytest.raises(EnergyError, match="0% of the energy window was observed"):
-        source.end()
+    clock.pass_time(6)
+    energy = source.end()
+    assert energy.coverage == pytest.approx(1.0)
+    assert energy.joules["board"] == pytest.approx(50 * energy.seconds)
+    assert energy.sampling is not None
+    assert energy.sampling.to_fact()["rate_hz"] == pytest.approx(10, rel=0.05)
+
+    # Readings in bursts of eight, 0.1 s apart; the sensor's own period of 50 ms explains that.
+    turns = itertools.count(1)
+    bursts = FakeTicker(clock, late=lambda: 0.0 if next(turns) % 8 else 0.1)
+    slow = SampledSource(
+        "power", BOARD, WHOLE, lambda: {"board": 2.0}, clock=clock.clock, interval_s=0.01,
+        quanta_w={"board": 0.1}, period_s=0.05, ticker=bursts,  # type: ignore[arg-type]
+    )  # fmt: skip
+    slow.begin()
+    clock.pass_time(6)
+    assert slow.end().coverage == pytest.approx(1.0)
 
 
 def test_a_reading_that_fails_ends_the_window() -> None:
@@ -362,7 +391,10 @@ def test_a_recording_is_played_by_the_clock(tmp_path: Path) -> None:
     power.write_text("t_s,VDD_IN_W,VDD_CPU_GPU_CV_W,VDD_SOC_W\n"
                      + "".join(f"{t},{10 + t},{t},1\n" for t in range(21)))  # fmt: skip
     source = open_source(f"replay:{power}", CPU, clock=clock.clock)
+    clock.pass_time(100)
+    source.begin()  # now it begins, however long after it was opened
     clock.pass_time(2)
+    source.abandon()
     source.begin()
     clock.pass_time(6)
     energy = source.end()
@@ -382,6 +414,22 @@ def test_a_recording_is_played_by_the_clock(tmp_path: Path) -> None:
     clock.pass_time(15)
     assert source.end().joules == {"card": pytest.approx(150)}
     assert source.label(("card",)) == "replay"
+
+
+def test_a_recording_with_a_hole_is_no_measurement(tmp_path: Path) -> None:
+    clock = FakeClock()
+    path = tmp_path / "power.csv"
+    times = [t / 10 for t in range(101) if not 30 < t < 60]
+    path.write_text("t_s,card_W\n" + "".join(f"{t},7\n" for t in times))
+    source = open_source(f"replay:{path}", CPU, clock=clock.clock)
+    source.begin()
+    clock.pass_time(2)
+    assert source.end().coverage == pytest.approx(1.0)
+    source.begin()
+    clock.pass_time(6)
+    with pytest.raises(EnergyError, match="50% of the energy window was observed") as caught:
+        source.end()
+    assert "without holes" in caught.value.next_step
 
 
 @pytest.mark.parametrize(

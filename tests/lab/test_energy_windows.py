@@ -20,7 +20,9 @@ from narrowgauge_lab.measure.energy import (
 )
 from narrowgauge_lab.measure.energy.counter import CounterSource
 from narrowgauge_lab.measure.energy.ina3221 import open_ina3221
+from narrowgauge_lab.measure.energy.sampled import SampledSource
 from narrowgauge_lab.measure.energy.source import Energy, EnergyError, Rail, Source, Total
+from narrowgauge_lab.measure.state import HostState
 
 CARD = (Rail("card", ("board",)),)
 
@@ -140,6 +142,106 @@ def test_calls_that_never_fill_one_are_invalid(case: Case) -> None:
     measure_energy(case.ctx, call, CPU, counted(device), meter_plan, clock=clock.clock)
     (reason,) = case.reasons
     assert "do not fill a window of 5 s" in reason
+
+
+@pytest.mark.parametrize(("hot", "discarded", "valid"), [(1, 1, True), (9, 2, False)])
+def test_energy_is_measured_again_where_heat_held_the_device_back(
+    case: Case, hot: int, discarded: int, valid: bool
+) -> None:
+    """Its own looks at the device; those of the row's other windows stay as they are."""
+    clock = FakeClock()
+    device = Device(clock, idle=80, load=400)
+    looks: List[float] = []
+
+    def read(_: torch.device) -> HostState:
+        looks.append(clock.at)
+        ended = len(looks) % 2 == 0
+        slow = ("hw_thermal_slowdown",) if ended and len(looks) <= 2 * hot else ()
+        return HostState(at=clock.at, throttle=slow)
+
+    case.ctx.fact("state_before", {"at": 1.0})
+    result = measure_energy(
+        case.ctx, lambda: device.call(0.1), CPU, counted(device), EnergyPlan(seconds=5),
+        clock=clock.clock, read=read,
+    )  # fmt: skip
+
+    assert result is not None
+    facts = case.facts
+    assert facts["energy_windows_discarded"] == discarded
+    assert len(looks) == 2 * (discarded + 1)
+    assert facts["energy_state_before"]["at"] == looks[-2]
+    assert looks[-1] - looks[-2] >= 10, "idle and the window lie between"
+    assert ("throttle" in facts["energy_state_after"]) is not valid
+    assert facts["state_before"] == {"at": 1.0}
+    assert "windows_discarded" not in facts
+    assert len(facts["energy_windows"]) == 1, "what heat spoilt is not recorded"
+    assert len(case.values("energy_gross")) == 1
+    if valid:
+        assert case.reasons == ()
+    else:
+        (reason,) = case.reasons
+        assert "hw_thermal_slowdown" in reason
+
+
+def test_a_window_that_came_out_far_shorter_than_asked_is_measured_again(case: Case) -> None:
+    clock = FakeClock()
+    device = Device(clock)
+
+    def call() -> None:
+        device.call(0.1 if clock.at < 109 else 0.06)
+
+    measure_energy(case.ctx, call, CPU, counted(device), EnergyPlan(seconds=10), clock=clock.clock)
+    (window,) = case.facts["energy_windows"]
+    assert window["seconds"] >= 9, "the first came out at 6.3 s, which is more than the least"
+
+
+def test_what_only_the_first_call_does_is_no_part_of_the_estimate() -> None:
+    clock = FakeClock()
+    device = Device(clock)
+    meter = Meter(counted(device), CPU, clock.clock)
+
+    def call() -> None:
+        device.call(0.05 if device.calls else 30.0)  # it compiles
+
+    assert meter.warm_up(call, 0.0) == pytest.approx(0.05)
+
+
+def test_a_window_with_a_handful_of_readings_is_none(case: Case) -> None:
+    """A bus that always takes 0.2 s leaves no hole, and says too little all the same."""
+    clock = FakeClock()
+    device = Device(clock)
+    source = SampledSource(
+        "power", CARD, Total("rail", ("card",)), lambda: {"card": device.watts()},
+        clock=clock.clock, interval_s=0.01, quanta_w={"card": 0.1},
+        ticker=FakeTicker(clock, late=lambda: 0.2),  # type: ignore[arg-type]
+    )  # fmt: skip
+    measure_energy(case.ctx, lambda: device.call(0.1), CPU, source, clock=clock.clock)
+    (reason,) = case.reasons
+    assert "times only in 5.0 s (a window needs 50 readings)" in reason
+    assert case.row().metrics == ()
+
+
+@pytest.mark.parametrize(("seconds", "enough"), [(19, True), (15, False)])
+def test_a_recording_that_lasts_for_all_that_is_measured(
+    case: Case, tmp_path: Path, seconds: int, enough: bool
+) -> None:
+    """Idle for 5 s, then busy. It may have been opened long before."""
+    clock = FakeClock()
+    path = tmp_path / "power.csv"
+    lines = [f"{t / 20},{10 if t <= 100 else 40}\n" for t in range(20 * seconds + 1)]
+    path.write_text("t_s,card_W\n" + "".join(lines))
+    source = open_source(f"replay:{path}", CPU, clock=clock.clock)
+    clock.pass_time(60)
+
+    measure_energy(case.ctx, lambda: clock.pass_time(0.1), CPU, source, clock=clock.clock)
+
+    if enough:
+        assert case.reasons == ()
+        assert case.values("energy_gross") == pytest.approx([4.0])
+        assert case.values("energy_net") == pytest.approx([3.0])
+    else:
+        (reason,) = case.reasons
+        assert "lasts for all that is measured" in reason
 
 
 def test_energy_that_is_not_there_makes_the_row_invalid_and_none_does_not(
@@ -309,6 +411,17 @@ def test_a_source_given_by_name_is_closed_again(
     assert log[-1] == "close"
 
 
-def test_an_error_in_words_has_its_reason() -> None:
+def test_an_error_in_words_has_its_reason_and_the_way_out() -> None:
     assert EnergyError("what", why="why").in_words() == "what (why)"
+    assert EnergyError("what", next_step="do").in_words() == "what; do"
+    assert EnergyError("what", why="why", next_step="do").in_words() == "what (why); do"
     assert EnergyError("what").in_words() == "what"
+
+
+def test_a_rows_reason_says_what_to_do(case: Case, tmp_path: Path) -> None:
+    masked = tmp_path / "sys/class/powercap"
+    masked.mkdir(parents=True)
+    (masked / "intel-rapl:0").symlink_to("../../devices/virtual/powercap/intel-rapl:0")
+    assert measure_energy(case.ctx, lambda: None, CPU, "rapl", places=Places(tmp_path)) is None
+    (reason,) = case.reasons
+    assert "--executor native" in reason

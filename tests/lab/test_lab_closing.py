@@ -44,6 +44,19 @@ def test_they_follow_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.usefixtures("quick_facts")
+def test_a_profiler_is_named_before_figures_that_include_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiments = write_toy(tmp_path / "experiments", METRIC, extra=CLOSING)
+    words = ["run", "toy", "--experiments", str(experiments), "-p", "x=2,4", "--profile", "smoke"]
+    words += ["-p", "profile=cprofile", "--out", str(tmp_path / "out")]
+
+    lines = _printed(capsys, words)[1:]
+
+    assert lines == ["profiled (cprofile): timings include the profiler", *LINES]
+
+
+@pytest.mark.usefixtures("quick_facts")
 def test_without_the_table_there_are_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

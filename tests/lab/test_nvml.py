@@ -10,9 +10,10 @@ from typing import Any, Iterator
 
 import pytest
 import torch
-from energy_cases import CPU, Case, FakeClock
+from energy_cases import CPU, Case, FakeClock, FakeTicker
 
-from narrowgauge_lab.measure.energy import Places, measure_energy, open_source
+from narrowgauge_lab.errors import DeviceLostError, known_error
+from narrowgauge_lab.measure.energy import EnergyPlan, Places, measure_energy, open_source
 from narrowgauge_lab.measure.energy.source import EnergyError, EnergyMissingError
 from narrowgauge_lab.measure.nvml import FAULT_REASONS, Nvml, NvmlError, bus_id, reason_names
 from narrowgauge_lab.measure.state import Roots, read_state
@@ -41,6 +42,9 @@ class Fake:
     @property
     def initialised(self) -> int:
         return int(self._library.fake_initialised())
+
+    def shut_down(self) -> None:
+        self._library.nvmlShutdown()
 
     def open(self, clock: FakeClock, device: torch.device = FIRST) -> Any:
         places = Places(Path("/nowhere"), nvml=self.path, cuda=self.path)
@@ -173,13 +177,68 @@ def test_the_counter_measures_a_row(fake: Fake, tmp_path: Path) -> None:
         drawing.pass_time(6)
         energy = source.end()
         assert energy.joules["Fake card B"] == pytest.approx(300 * energy.seconds, rel=1e-3)
-        # Lost in the middle of a row.
-        fake.set("error:energy", 15)
+        # Refused in the middle of a row.
+        fake.set("error:energy", 4)
         measure_energy(case.ctx, call, CPU, source, clock=drawing.clock.clock)
     (reason,) = case.reasons
-    assert "GPU is lost" in reason
+    assert "stopped saying its energy" in reason
     assert fake.initialised == 0
     case.close()
+
+
+@pytest.mark.parametrize("code", [15, 16])
+@pytest.mark.parametrize("counts", [True, False], ids=["counter", "power"])
+def test_a_card_that_is_lost_ends_the_row_and_not_only_its_energy(
+    fake: Fake, tmp_path: Path, code: int, counts: bool
+) -> None:
+    drawing, case = Drawing(fake, 300.0), Case(tmp_path)
+    fake.set("error:energy", 0 if counts else 3)
+
+    def call() -> None:
+        drawing.pass_time(0.1)
+        fake.set("error:energy" if counts else "error:power", code)
+        fake.set("error:nvmlShutdown", code)
+
+    plan = EnergyPlan(seconds=5, idle_seconds=5)
+
+    def measure() -> None:
+        with drawing.fake.open(drawing.clock) as source:
+            if not counts:
+                source._ticker = FakeTicker(drawing.clock)
+            measure_energy(case.ctx, call, CPU, source, plan, clock=drawing.clock.clock)
+
+    with pytest.raises(DeviceLostError) as lost:
+        measure()
+    assert ("GPU is lost" if code == 15 else "GPU requires reset") in lost.value.why
+    assert "nvidia-smi" in lost.value.next_step
+    assert case.reasons == (), "the row failed; it did not end without energy"
+    case.close()
+    fake.set("error:nvmlShutdown", 0)
+    fake.shut_down()
+
+
+@pytest.mark.parametrize("code", [15, 16])
+def test_a_card_that_is_lost_when_its_energy_is_looked_for(fake: Fake, code: int) -> None:
+    fake.set("error:energy", code)
+    with pytest.raises(DeviceLostError):
+        fake.open(FakeClock())
+    assert fake.initialised == 0
+
+
+def test_a_refusal_of_nvmls_own_is_known_for_a_loss(fake: Fake, tmp_path: Path) -> None:
+    fake.set("error:sm", 15)
+    with Nvml(fake.path) as nvml, pytest.raises(NvmlError) as refused:
+        nvml.card("0000:18:00.0").sm_clock_mhz()
+    assert isinstance(known_error(refused.value, tmp_path), DeviceLostError)
+    assert known_error(NvmlError("nvmlDeviceGetPowerUsage: Not Supported", 3), tmp_path) is None
+
+
+def test_shutting_down_hides_no_error(fake: Fake) -> None:
+    nvml = Nvml(fake.path)
+    fake.set("error:nvmlShutdown", 15)
+    nvml.close()
+    fake.set("error:nvmlShutdown", 0)
+    fake.shut_down()
 
 
 def test_a_card_without_a_counter_is_sampled_and_called_so(fake: Fake) -> None:
@@ -189,7 +248,7 @@ def test_a_card_without_a_counter_is_sampled_and_called_so(fake: Fake) -> None:
         assert source.name == "nvml-power"
         assert "averag" in source.caveat
         assert source._read() == {"Fake card B": 100.0}
-        fake.set("error:power", 15)
+        fake.set("error:power", 4)
         with pytest.raises(EnergyError, match="stopped saying"):
             source._read()
     assert fake.initialised == 0
@@ -200,7 +259,7 @@ def test_a_card_without_a_counter_is_sampled_and_called_so(fake: Fake) -> None:
     [
         ("error:nvmlInit_v2", 9, "Driver Not Loaded"),
         ("error:nvmlDeviceGetHandleByPciBusId_v2", 6, "Not Found"),
-        ("error:energy", 15, "GPU is lost"),
+        ("error:energy", 4, "Unknown Error"),
         ("mig", 1, "other slices"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -47,6 +49,38 @@ def test_what_torch_starts_with_survives_a_block_too() -> None:
         with torch_compat.tf32_set_to(False):
             assert torch_compat.tf32_allowed() == {"matmul": False, "conv": False}
         assert torch_compat.tf32_allowed() == {"matmul": False, "conv": True}
+    finally:
+        torch_compat.allow_tf32(False)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch, "get_float32_matmul_precision"), reason="torch 1.12 brought the word"
+)
+@pytest.mark.parametrize("word", ["medium", "high", "highest"])
+def test_the_word_for_float32_products_survives_a_block(word: str) -> None:
+    """`medium` is a third one, of which the flags know nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        torch.set_float32_matmul_precision(word)
+    try:
+        flags = torch_compat.tf32_allowed()
+        with torch_compat.tf32_set_to(word == "highest"):
+            assert torch.get_float32_matmul_precision() != word
+        assert torch.get_float32_matmul_precision() == word
+        assert torch_compat.tf32_allowed() == flags
+    finally:
+        torch_compat.allow_tf32(False)
+
+
+@pytest.mark.skipif(torch_compat.torch_version() < (2, 9), reason="torch 2.9 brought both ways")
+def test_flags_that_contradict_the_word_survive_a_block() -> None:
+    torch_compat.allow_tf32(False)
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        with torch_compat.tf32_set_to(True):
+            assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+        assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+        assert torch_compat.tf32_allowed() == {"matmul": False, "conv": False}
     finally:
         torch_compat.allow_tf32(False)
 

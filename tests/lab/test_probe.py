@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence
@@ -114,6 +115,31 @@ def test_every_convolution_and_product_is_seen(
 
     name = str(dtype).replace("torch.", "")
     assert (seen.inputs, seen.weight, seen.output, seen.calls) == (name, name, name, 1)
+
+
+@pytest.mark.parametrize(
+    ("points", "options", "calls"),
+    [
+        (30, {}, 1),
+        (5, {}, 0),
+        (5, {"compute_mode": "use_mm_for_euclid_dist"}, 1),
+        (30, {"compute_mode": "donot_use_mm_for_euclid_dist"}, 0),
+        (30, {"p": 1.0}, 0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("inference", [False, True])
+def test_the_product_inside_of_distances_is_seen(
+    points: int, options: Dict[str, Any], calls: int, inference: bool
+) -> None:
+    """Euclid's distances of many points are a product, all others are none."""
+    x = torch.randn(points, 4)
+    with torch_compat.inference_mode() if inference else contextlib.nullcontext():
+        seen = observe(lambda: torch.cdist(x, x, **options))
+
+    assert [(each.inputs, each.weight, each.calls) for each in seen] == (
+        [("float32", "float32", 1)] * calls
+    )
 
 
 def test_the_backward_pass_is_seen() -> None:

@@ -8,7 +8,9 @@ import json
 import pstats
 import threading
 import time
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Dict, List, Tuple
 
 import pytest
@@ -18,6 +20,7 @@ from toys import run_toy, toy_job, write_toy
 from narrowgauge_contract.errors import ExitCode, NarrowgaugeError, NotApplicableError
 from narrowgauge_contract.outcome import Outcome, Row, Status
 from narrowgauge_contract.traces import TRACE_FILE, Trace, TraceEvent, read_trace
+from narrowgauge_kernels import harness
 from narrowgauge_lab import kineto, profiling, spans, torch_compat
 from narrowgauge_lab.spans import RecordedSpans
 
@@ -161,6 +164,68 @@ while time.monotonic() < until:
     trace = _trace(out)
     assert 0.3 < trace.seconds < 0.48
     assert any("SlowBackward" in event.name for event in trace.events)
+
+
+class _Profiler:
+    """In place of the one that would synchronise a GPU to stop."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.began = self.ended = 0.0
+        self.stopped = False
+
+    def start(self) -> None:
+        self.began = time.perf_counter() - 2 * profiling.LIMIT_S
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def test_the_profiler_does_not_stop_while_a_stream_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stopping synchronises, which would wait for a release that only comes afterwards."""
+    held = SimpleNamespace(harness_hold=lambda *_: None, harness_release=lambda _: True)
+    monkeypatch.setattr(harness, "require", lambda _: None)
+    monkeypatch.setattr(harness, "torch", SimpleNamespace(ops=SimpleNamespace(narrowgauge=held)))
+    monkeypatch.setattr(profiling, "KinetoProfiler", _Profiler)
+    monkeypatch.setattr(torch_compat, "capturing", lambda: False)
+    monkeypatch.setattr(torch_compat, "in_backward", lambda: False)
+    context: Any = SimpleNamespace(device=torch.device("cuda"), at_rest=None)
+    window = profiling._Window(context, RecordedSpans(torch.device("cpu")))
+    again = []
+    monkeypatch.setattr(profiling.signal, "setitimer", lambda _, seconds: again.append(seconds))
+    window.begin()
+    profiler: Any = window.profiler
+
+    harness.hold(0, 5.0)
+    window._alarm(0, None)
+    window._rest()
+    assert (profiler.stopped, again[-1]) == (False, profiling._AGAIN_S)
+    harness.release(0)
+    window._rest()
+
+    assert profiler.stopped
+    assert not harness.is_holding()
+    window.end()
+
+
+def test_stopping_makes_no_python_objects_of_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took 20 s after 2 s of small operators, in the middle of the row."""
+    if not hasattr(torch.autograd.profiler.profile, "_ensure_function_events"):
+        pytest.skip("this torch has no choice")
+    for name in ("DISABLE_CUPTI_LAZY_REINIT", "TEARDOWN_CUPTI"):
+        monkeypatch.setenv(name, "")  # so that what `start` sets does not outlive the test
+    made = []
+    monkeypatch.setattr(
+        torch.autograd.profiler.profile, "_ensure_function_events", lambda self: made.append(1)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        profiler = kineto.KinetoProfiler(torch.device("cpu"))
+        profiler.start()
+        profiler.stop()
+
+    assert made == []
 
 
 @pytest.mark.parametrize("profiler", ["torch", "cprofile"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_lab.errors import CalibrationError
 from narrowgauge_lab.quant.gpu import lower
 from narrowgauge_lab.quant.gpu.arena import ALIGNMENT, Need, assign
+from narrowgauge_lab.quant.gpu.launches import prepare
 from narrowgauge_lab.quant.gpu.network import calibrate, pack, trace
 from narrowgauge_lab.quant.gpu.number_format import FORMATS, decode, encode, pack_conv, pack_linear
 from narrowgauge_lab.quant.gpu.plan import (
@@ -94,6 +97,66 @@ def test_what_no_step_can_say_is_refused_by_name(between: nn.Module, named: str)
     with pytest.raises(NotApplicableError) as caught:
         make_plan(trace(_Odd(between).eval()))
     assert named in str(caught.value)
+
+
+def _chain(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(*layers).eval()
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (_chain(nn.Conv2d(4, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 2)),
+         "fewer than 4 channels"),
+        (_chain(nn.Conv2d(3, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(0), nn.Linear(64, 2)),
+         "no fused step"),
+        (_chain(nn.Conv2d(3, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 8),
+                nn.Linear(8, 2)), "only the last layer"),
+        (_chain(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 3, 1), nn.Conv2d(3, 64, 1),
+                nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 2)), "and only it"),
+    ],
+)  # fmt: skip
+def test_whole_networks_that_do_not_fit_are_refused(model: nn.Module, named: str) -> None:
+    with pytest.raises(NotApplicableError) as caught:
+        make_plan(trace(model))
+    assert named in str(caught.value)
+
+
+def _refused(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What preparing buffers for images of 8×8 says; the kernels are not needed for that."""
+    monkeypatch.setitem(sys.modules, "narrowgauge_lab.quant.gpu.kernels", ModuleType("kernels"))
+    graph = trace(model)
+    plan = make_plan(graph)
+    scales = calibrate(graph, plan, [images(2, height=8, width=8)], INT8, "min-max", CPU)
+    weights = pack(graph, plan, INT8)
+    with pytest.raises(NotApplicableError) as caught:
+        prepare(plan, weights, scales, INT8, (2, 3, 8, 8), CPU)
+    return str(caught.value)
+
+
+def test_a_linear_layer_after_several_pixels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are in the order of channels first; the kernel reads pixels first."""
+    model = _chain(nn.Conv2d(3, 64, 3, padding=1), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(256, 2))
+    assert "2×2 pixels" in _refused(model, monkeypatch)
+
+
+class _Broadcast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 64, 3, padding=1)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.conv = nn.Conv2d(64, 64, 1)
+        self.last = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(64, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        small = self.pool(x)
+        return self.fc(torch.flatten(self.last(self.conv(x) + small), 1))
+
+
+def test_an_addition_that_broadcasts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "equal shapes" in _refused(_Broadcast().eval(), monkeypatch)
 
 
 def test_an_identity_and_a_dropout_are_no_obstacle() -> None:

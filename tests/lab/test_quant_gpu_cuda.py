@@ -97,7 +97,9 @@ def test_graph_and_launches_give_the_same_and_shapes_alternate() -> None:
 
 def test_a_second_call_forgets_the_first() -> None:
     x, other = images(4, seed=1).to(CUDA), images(4, seed=2).to(CUDA)
-    network = lower(tiny(), [images(16, seed=7)], "int8", CUDA)
+    model = tiny()
+    network = lower(model, [images(16, seed=7)], "int8", CUDA)
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
     first = network(x).clone()
     network(other)
     assert torch.equal(network(x), first)
@@ -105,5 +107,5 @@ def test_a_second_call_forgets_the_first() -> None:
 
 def test_fp8_is_refused_where_the_card_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
-    with pytest.raises(NotApplicableError, match="multiplies no fp8"):
+    with pytest.raises(NotApplicableError, match="fp8 products"):
         lower(tiny(), [images(2)], "fp8", CUDA)

@@ -36,5 +36,20 @@ def test_what_many_rows_need_is_imported_once(
     assert _imported(monkeypatch, tmp_path, "x=1,2,3") == ["torch.nowhere", "torch.jit"]
 
 
+def test_a_module_that_refuses_this_machine_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's compiler refuses a Python that it does not know."""
+    (tmp_path / "torch_refuses.py").write_text('raise RuntimeError("not on Python 3.99")\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    real = importlib.import_module
+
+    def refusing(name: str) -> Any:
+        return real("torch_refuses" if name == "torch.nowhere" else name)
+
+    monkeypatch.setattr(importlib, "import_module", refusing)
+    assert _imported(monkeypatch, tmp_path / "toy", "x=1,2,3") == ["torch.nowhere", "torch.jit"]
+
+
 def test_for_one_row_nothing_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _imported(monkeypatch, tmp_path, "x=1") == []

@@ -34,6 +34,13 @@ JETSON = {
     "sys/class/thermal/thermal_zone0/temp": "51000\n",
     "sys/class/thermal/thermal_zone1/type": "gpu-thermal\n",
     "sys/class/thermal/thermal_zone1/temp": "48250\n",
+    "sys/class/thermal/cooling_device0/type": "pwm-fan\n",
+    "sys/class/thermal/cooling_device0/cur_state": "3\n",
+    "sys/class/thermal/cooling_device1/type": "gpu-throttle-alert\n",
+    "sys/class/thermal/cooling_device1/cur_state": "0\n",
+    "sys/class/thermal/cooling_device2/type": "cpufreq-cpu4\n",
+    "sys/class/thermal/cooling_device2/cur_state": "2\n",
+    "sys/class/thermal/cooling_device3/type": "devfreq-17000000.ga10b\n",
     "sys/class/hwmon/hwmon3/oc1_event_cnt": "0\n",
     "sys/class/hwmon/hwmon3/oc2_event_cnt": "15\n",
     "sys/class/hwmon/hwmon3/oc3_event_cnt": "37\n",
@@ -62,12 +69,17 @@ def test_a_processors_clocks_and_governor(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_not_in_the_fact(tmp_path: Path) -> None:
     state = read_state(CPU, roots(tmp_path))
-    assert set(state.to_fact()) == {"at"}
+    assert set(state.to_fact()) == {"at", "unread"}
+    assert state.unread == ("throttle counters",)
     (tmp_path / CPUS / "cpu0/cpufreq").mkdir(parents=True)
     (tmp_path / CPUS / "cpu0/cpufreq/scaling_cur_freq").write_text("fast\n")
-    assert set(read_state(CPU, roots(tmp_path)).to_fact()) == {"at"}
+    assert set(read_state(CPU, roots(tmp_path)).to_fact()) == {"at", "unread"}
     on_gpu = read_state(CUDA, roots(tmp_path))
     assert "cannot be loaded" in on_gpu.to_fact()["unread"][0]
+    assert on_gpu.to_fact()["unread"][1] == "throttle counters"
+    # A processor's counters say nothing of a card.
+    write_files(tmp_path, PC)
+    assert read_state(CUDA, roots(tmp_path)).unread[-1] == "throttle counters"
 
 
 def test_a_jetson_is_read_from_its_files_and_never_from_nvml(tmp_path: Path) -> None:
@@ -77,6 +89,10 @@ def test_a_jetson_is_read_from_its_files_and_never_from_nvml(tmp_path: Path) -> 
     assert state.memory_clock_mhz == 3199.0
     assert state.temperature_c == 48.25
     assert state.supply_events == 52
+    assert state.cooling == {
+        "cooling_device1 gpu-throttle-alert": 0, "cooling_device2 cpufreq-cpu4": 2,
+    }, "no fan, and nothing that says nothing"  # fmt: skip
+    assert state.to_fact()["cooling"]["cooling_device2 cpufreq-cpu4"] == 2
     assert state.power_mode == "NV Power Mode: MODE_30W 2"
     assert state.governor == "schedutil"
     assert state.unread == ()
@@ -103,7 +119,7 @@ def test_nvpmodel_is_asked_first(tmp_path: Path, body: str, said: str) -> None:
     assert read_state(CUDA, roots(tmp_path, str(command))).power_mode == said
 
 
-CALM = HostState(at=0.0, thermal_seconds=5.0, supply_events=1, cpu_throttles=9)
+CALM = HostState(at=0.0, thermal_seconds=5.0, supply_events=1, cpu_throttles=9, cooling={"gpu": 1})
 AFTER = replace(CALM, at=10.0)
 
 
@@ -118,6 +134,9 @@ AFTER = replace(CALM, at=10.0)
         (replace(AFTER, thermal_seconds=5.2), CUDA, "heat held the clocks down for 0.2 s"),
         (replace(AFTER, thermal_seconds=None), CUDA, None),
         (replace(AFTER, supply_events=4), CUDA, "the supply gave in 3 times"),
+        (replace(AFTER, cooling={"gpu": 4}), CUDA, "cooling held the clocks down (gpu from 1"),
+        (replace(AFTER, cooling={"gpu": 0}), CUDA, None),
+        (replace(AFTER, cooling={}), CUDA, None),
         (replace(AFTER, cpu_throttles=11), CPU, "throttled 2 times"),
         (replace(AFTER, cpu_throttles=11), CUDA, None),
     ],
@@ -182,6 +201,27 @@ def test_a_device_that_stays_hot_makes_the_row_invalid(case: Case) -> None:
     assert "held back in each of 3 windows: hw_thermal_slowdown" in reason
     assert case.facts["windows_discarded"] == 2
     assert case.facts["state_after"]["throttle"] == ["hw_thermal_slowdown"]
+
+
+def test_cooling_that_goes_on_from_a_discarded_window_is_no_calm(case: Case) -> None:
+    steps = iter([0, 2, 2, 2, 2, 1])
+
+    def read(_: torch.device) -> HostState:
+        return HostState(at=1.0, cooling={"cpufreq-cpu0": next(steps)})
+
+    steadily(case.ctx, lambda: None, CUDA, read=read)
+    (reason,) = case.reasons
+    assert "cpufreq-cpu0 from 0 to 1" in reason
+    assert case.facts["state_before"]["cooling"] == {"cpufreq-cpu0": 2}
+
+
+def test_facts_of_another_measurement_have_names_of_their_own(case: Case) -> None:
+    steadily(case.ctx, lambda: 1, CUDA, read=Script("").read)
+    steadily(case.ctx, lambda: 2, CUDA, read=Script("hw_slowdown", "").read, prefix="energy_")
+    assert (case.facts["windows_discarded"], case.facts["energy_windows_discarded"]) == (0, 1)
+    assert case.facts["state_before"] == {"at": 0.0}
+    assert case.facts["energy_state_before"] == {"at": 10.0}
+    assert case.facts["energy_state_after"] == {"at": 15.0}
 
 
 def test_this_machine_can_be_looked_at() -> None:

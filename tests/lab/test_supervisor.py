@@ -126,6 +126,11 @@ _FAILURES = [
         ExitCode.OUT_OF_MEMORY,
         "OutOfMemoryError",
     ),
+    (
+        'raise RuntimeError("CUDA error: device 0 was lost")',
+        ExitCode.RUN_FAILED,
+        "DeviceLostError",
+    ),
     ("os.kill(os.getpid(), signal.SIGSEGV)", ExitCode.RUN_FAILED, "RowCrashedError"),
     ("sys.exit(0)", ExitCode.RUN_FAILED, "SystemExit"),
     ("os._exit(0)", ExitCode.RUN_FAILED, "RowCrashedError"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import narrowgauge_kernels
-from narrowgauge_contract.errors import UsageError
+from narrowgauge_contract.errors import BadValueError, UsageError
 from narrowgauge_lab.errors import ClockError, HeldTooLongError
 from narrowgauge_lab.measure import TimingPlan, harness, interleave, measure_time
 from narrowgauge_lab.measure.harness import (
@@ -22,9 +22,10 @@ from narrowgauge_lab.measure.harness import (
     interleave_compiled,
     measure_compiled,
 )
+from narrowgauge_lab.measure.timing import measure_by
 
 CPU = torch.device("cpu")
-QUICK = TimingPlan(limit_s=0.2, warm_up_limit_s=0.1)
+QUICK = TimingPlan(limit_s=0.1, warm_up_limit_s=0.05)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +49,7 @@ def test_both_loops_agree() -> None:
     work = Operator("aten::mm", (x, x))
     plan = TimingPlan(calls=4, interval=0.0, limit_s=0.05, warm_up_limit_s=0.0)
     compiled, python = [], []
-    for _ in range(5):
+    for _ in range(3):
         compiled += measure_compiled(work, CPU, plan).seconds
         python += measure_time(lambda: torch.mm(x, x), CPU, plan).seconds
 
@@ -57,7 +58,7 @@ def test_both_loops_agree() -> None:
 
 def test_a_cold_cache_is_one_call_per_sample() -> None:
     x = torch.randn(32, 32)
-    plan = TimingPlan(cache="cold", limit_s=0.2, warm_up_limit_s=0.1)
+    plan = TimingPlan(cache="cold", limit_s=0.05, warm_up_limit_s=0.02)
     samples = measure_compiled(Operator("aten::mm", (x, x)), CPU, plan)
 
     assert samples.calls == 1
@@ -115,6 +116,21 @@ def test_a_hold_takes_no_more_than_a_stream_does() -> None:
 
     calls: List[int] = [held.calls_for(sample) for sample in ((2e-6, 2e-6), (2e-6, 3e-5), (1, 1))]
     assert calls == [128, 20, 1]
+
+
+def test_more_calls_than_a_hold_covers_are_refused() -> None:
+    """The rest of them would show their launches, in samples that say that none are shown."""
+    now = iter(range(1000)).__next__
+    work = Operator("aten::relu", ())
+    held = Fixed([[1e-3], [1e-3]])
+    held._hide = True
+    plan = TimingPlan(calls=1000, hide_launches=True, limit_s=3.0, warm_up_limit_s=0.0)
+    with pytest.raises(BadValueError, match="1000 calls per sample cannot be hidden"):
+        measure_by(held, work, plan, now)  # type: ignore[arg-type]
+
+    assert held.block(work, harness.compiled.HELD_CALLS, 1, 1e-3) == [(1e-3, 1e-3)]
+    held._hide = False
+    assert held.block(work, 129, 1, 1e-3), "nothing was to be hidden"
 
 
 def test_the_python_loop_needs_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

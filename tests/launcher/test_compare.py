@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from ratio_cases import bench_run
 from result_cases import job, record_of, with_row
 from rich.console import Console
 
@@ -16,7 +17,7 @@ from narrowgauge.compare import Comparison, comparison_json, print_comparison
 from narrowgauge.errors import UsageError
 from narrowgauge.noise import Floors
 from narrowgauge.store import Store
-from narrowgauge_contract.outcome import Validity
+from narrowgauge_contract.outcome import Metric, Validity
 from narrowgauge_contract.record import Record
 
 
@@ -115,6 +116,36 @@ def test_with_enough_repeats_the_ratio_has_an_interval(tmp_path: Path) -> None:
     speed = next(pair for pair in found.pairs if pair.metric == "images_per_second")
     assert speed.ratio_interval is not None
     assert speed.ratio_interval.low <= 1.5 <= speed.ratio_interval.high
+
+
+def test_repeats_of_two_runs_are_no_pairs(tmp_path: Path) -> None:
+    """Both runs slow down alike from repeat to repeat: within one record a pair of repeats would
+    share that; of two, what they share is the number."""
+    sides = [
+        bench_run(tmp_path, f"20261121T1{i}0000Z-bench-{'ab'[i] * 6}", modes=("strict",)).record()
+        for i in (0, 1)
+    ]
+    left, right = (
+        dataclasses.replace(
+            record,
+            rows=tuple(
+                dataclasses.replace(row, metrics=(_seconds(scale * 1.1**row.repeat, row.repeat),))
+                for row in record.rows
+            ),
+        )
+        for record, scale in zip(sides, (1.0, 1.02), strict=True)
+    )
+
+    (pair,) = compare(left, right).pairs
+
+    assert pair.ratio == pytest.approx(1.02, rel=0.01)
+    assert pair.ratio_interval is not None
+    assert pair.ratio_interval.low < 0.9
+    assert pair.ratio_interval.high > 1.1
+
+
+def _seconds(value: float, repeat: int) -> Metric:
+    return Metric("latency", "s", "monotonic", (value * (1 + 1e-4 * (repeat % 3)),))
 
 
 def test_json_is_one_document(tmp_path: Path) -> None:

@@ -356,7 +356,7 @@ CASES = [
         replace(PC, gpus=(GpuState("GTX 1080", False, True),)),
         WARNING,
         "no energy for GTX 1080",
-        "Volta",
+        "power, read and integrated",
     ),
     ("energy-board", PC, SKIPPED, "not a Jetson", ""),
     ("energy-board", JETSON, OK, "readable: GPU, CPU", ""),

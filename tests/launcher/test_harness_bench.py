@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -22,6 +23,13 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, "harness_bench", module)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.delitem(sys.modules, "figures", raising=False)
+    return importlib.import_module("figures")
 
 
 def kernel(name: str) -> dict[str, Any]:
@@ -68,3 +76,43 @@ def test_kernels_are_listed_with_their_differences(bench: ModuleType) -> None:
         "copy", "2", "us", "2.02", "2.00", "1.00", "2.02", "2.00", "1.00", "0.50", "2.00",
     ]  # fmt: skip
     assert len(line) == len(head)
+
+
+def test_a_target_stands_where_the_bare_loop_holds_no_launch_latency(
+    bench: ModuleType, figures: ModuleType
+) -> None:
+    one = figures.overhead(bench.Figure, 1, [0.1], [-1.7], [-2.0])
+    many = figures.overhead(bench.Figure, 128, [0.1, 0.2, 0.9], [-1.8], [0.5])
+
+    assert [each.target for each in one] == [None, None, None]
+    assert [each.target for each in many] == [0.3, None, 2.0]
+    assert [each.met for each in many] == [True, None, True]
+    assert many[0].samples == (0.1, 0.2, 0.9)
+    assert {each.note for each in many} == {"128 per sample"}
+
+
+@pytest.mark.parametrize(
+    ("stopped", "words"),
+    [
+        (["interval"] * 20, "20 of 20 kernels"),
+        (
+            ["interval"] * 19 + ["time limit"],
+            "19 of 20 kernels; 1 stopped at the time limit",
+        ),
+        (
+            ["time limit", "sample limit", "time limit"],
+            "0 of 3 kernels; 1 stopped at the sample limit; 2 stopped at the time limit",
+        ),
+    ],
+)
+def test_the_wall_time_says_whose_intervals_became_as_narrow(
+    bench: ModuleType, figures: ModuleType, stopped: list[str], words: str
+) -> None:
+    kernels = [{**kernel("copy"), "stopped": why} for why in stopped]
+
+    *differences, wall = figures.agreement(bench.Figure, kernels)
+
+    assert [each.value for each in differences] == pytest.approx([1.0, 1.0])
+    assert wall.value == pytest.approx(0.25)
+    assert wall.note.endswith(f", intervals as wide for {words}")
+    assert wall.note.startswith(f"{0.5 * len(stopped):.1f} s and {2.0 * len(stopped):.1f} s")

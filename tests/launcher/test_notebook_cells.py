@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import dataclasses
 import json
 import os
 import subprocess
@@ -19,12 +20,14 @@ from narrowgauge.catalog import experiment_names, load_experiment
 from narrowgauge.checkout import find_checkout
 from narrowgauge.container import create_body, docker_run_words
 from narrowgauge.errors import BadValueError, Busy, UnknownNameError
+from narrowgauge.images.notebook import notebook_image_name
 from narrowgauge.jupyter import _require_free, place_notebook, write_notebook
 from narrowgauge.launch import World
 from narrowgauge.machine import Host
 from narrowgauge.notebook import Locations, notebook_of, notebook_text
 from narrowgauge.plan import NotebookServer, User, plan_notebook
 from narrowgauge.targets import Accelerator, load_targets
+from narrowgauge_contract.record import ImageFacts
 from narrowgauge_contract.spec import parse_spec
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +39,12 @@ import json, shutil, sys
 words = sys.argv[1:]
 print("asked", json.dumps(words))
 results = words[words.index("--results") + 1]
-shutil.copytree({run!r}, results + "/toy/" + {name!r})
+place = results + "/toy/" + {name!r}
+if {record}:
+    shutil.copytree({run!r}, place)
+    print("in all, not a folder")
+    print("in", place)
+    shutil.copytree({run!r}, results + "/toy/99990101T000000Z-of-somebody-else")
 sys.exit({code})
 """
 #: Runs cells one after another in one namespace, as a kernel does, and keeps every picture.
@@ -138,16 +146,19 @@ def test_the_readme_is_a_part_of_it_one_level_down() -> None:
 
 
 def _execute(
-    tmp_path: Path, code: int = 0, settings: str = ""
+    tmp_path: Path, code: int = 0, settings: str = "", record: bool = True
 ) -> tuple[subprocess.CompletedProcess[str], Path]:
     """Every cell of the toy's notebook, in a process of its own, with a lab that is a stand-in."""
     run = recorded(tmp_path / "made").path
     package = tmp_path / "packages" / "narrowgauge_lab"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    (package / "__main__.py").write_text(LAB.format(run=str(run / "out"), name=run.name, code=code))
-    record = json.loads((run / "record.json").read_text())
-    (run / "out" / "record.json").write_text(json.dumps({**record, "spec": WHOLE}))
+    (package / "__main__.py").write_text(
+        LAB.format(run=str(run / "out"), name=run.name, code=code, record=record)
+    )
+    whole = json.loads((run / "record.json").read_text())
+    whole["rows"][0]["facts"]["profiled"] = "torch"
+    (run / "out" / "record.json").write_text(json.dumps({**whole, "spec": WHOLE}))
     results = tmp_path / "results"
     notebook = notebook_of(
         parse_spec(WHOLE), "", Locations(str(results), "/somewhere", "/data sets")
@@ -178,6 +189,7 @@ def test_its_cells_run_the_lab_and_show_what_it_measured(tmp_path: Path) -> None
         "-p", "precision=fp32,bf16", "-p", "epochs=3",
         "--results", str(results), "--experiments", "/somewhere", "--data", "/data sets",
     ]  # fmt: skip
+    assert "profiled (torch): timings include the profiler" in done.stdout
     assert "precision=fp32\n    accuracy: 99.1 % (99 to 99.2; n=3)" in done.stdout
     assert "precision=bf16\n    accuracy: 98.1 % (98 to 98.2; n=3)" in done.stdout
     assert "fp32 is 1.0 times as fast" in done.stdout
@@ -187,10 +199,20 @@ def test_its_cells_run_the_lab_and_show_what_it_measured(tmp_path: Path) -> None
 
 
 def test_a_lab_that_fails_stops_the_notebook_there(tmp_path: Path) -> None:
-    done, _ = _execute(tmp_path, code=31)
+    done, _ = _execute(tmp_path, code=31, record=False)
 
     assert done.returncode == 1
     assert "RuntimeError: the lab ended with exit code 31" in done.stderr
+
+
+def test_a_run_with_rows_that_failed_is_shown_all_the_same(tmp_path: Path) -> None:
+    """And it is the run that the lab named, not the last folder."""
+    done, results = _execute(tmp_path, code=37, settings=f"print('{'-' * 9}')")
+
+    assert done.returncode == 0, done.stderr
+    assert "exit code 37: not every row went well" in done.stdout
+    assert "precision=fp32\n    accuracy: 99.1" in done.stdout
+    assert (results / "toy" / "99990101T000000Z-of-somebody-else").is_dir()
 
 
 @pytest.fixture
@@ -228,7 +250,61 @@ def test_a_notebook_that_was_worked_in_stays(
 
     assert place_notebook(world[0], spec, tmp_path) == place
     assert (tmp_path / place).read_text() == "{}"
-    assert "was changed, and stays" in world[1][0]
+    assert "was changed or run, and stays" in world[1][0]
+
+
+def test_one_that_nobody_touched_follows_its_declaration(
+    world: tuple[World, list[str]], tmp_path: Path
+) -> None:
+    folder = world[0].checkout.experiments
+    spec = load_experiment(folder, "tiny")
+    path = tmp_path / place_notebook(world[0], spec, tmp_path)
+    saved = json.loads(path.read_text())
+    for cell in saved["cells"]:  # as JupyterLab saves what it merely opened
+        cell["source"] = cell["source"].splitlines(keepends=True)
+        cell["metadata"] = {"tags": []}
+    saved["metadata"]["language_info"]["version"] = "3.12.1"
+    path.write_text(json.dumps(saved))
+    (folder / "tiny" / "README.md").write_text("# Now it says more\n")
+
+    place_notebook(world[0], spec, tmp_path)
+
+    assert "Now it says more" in path.read_text()
+    assert world[1] == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source": "SEED = 1"},
+        {"execution_count": 1},
+        {"outputs": [{"output_type": "stream", "name": "stdout", "text": ["x"]}]},
+    ],
+)
+def test_one_that_was_edited_or_run_does_not(
+    world: tuple[World, list[str]], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    folder = world[0].checkout.experiments
+    spec = load_experiment(folder, "tiny")
+    path = tmp_path / place_notebook(world[0], spec, tmp_path)
+    saved = json.loads(path.read_text())
+    next(cell for cell in saved["cells"] if cell["cell_type"] == "code").update(change)
+    path.write_text(json.dumps(saved))
+    (folder / "tiny" / "README.md").write_text("# Now it says more\n")
+
+    place_notebook(world[0], spec, tmp_path)
+
+    assert json.loads(path.read_text()) == saved
+    assert "was changed" in world[1][0]
+
+
+def test_the_image_of_somebody_else_is_named_by_its_digest() -> None:
+    target = load_targets(ROOT / "docker/targets.toml")["cpu"]
+    image = ImageFacts("theirs", "sha256:0123ab", "unknown", None, "")
+
+    assert notebook_image_name(target, image) == "narrowgauge/cpu-notebook:0123ab"
+    tagged = dataclasses.replace(image, content_tag="t")
+    assert notebook_image_name(target, tagged) == "narrowgauge/cpu-notebook:t"
 
 
 def _plan(**more: Any) -> Any:

@@ -168,4 +168,20 @@ def test_a_container_that_somebody_removed_is_no_error(port: int) -> None:
     engine.stop = gone  # type: ignore[method-assign]
 
     assert _serve(engine, port)[-1] == "JupyterLab has ended"
-    assert engine.calls == [*BEGUN, "remove network"]
+    assert engine.calls == [*BEGUN, "remove", "remove network"]
+
+
+@pytest.mark.parametrize("refused", ["stop", "remove_container"])
+def test_what_refuses_to_end_is_removed_as_far_as_it_can_be(port: int, refused: str) -> None:
+    engine = _Engine({}, {"Running": False})
+
+    def refuse(container: str, **_: object) -> None:
+        raise APIError("cannot stop container: tried to kill it, and it did not die")
+
+    setattr(engine, refused, refuse)
+
+    with pytest.raises(APIError, match="did not die"):
+        _serve(engine, port)
+
+    left = {"stop": ["remove"], "remove_container": ["stop"]}[refused]
+    assert engine.calls == [*BEGUN, *left, "remove network"]

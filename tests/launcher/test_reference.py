@@ -79,6 +79,16 @@ def test_what_proves_nothing_is_no_reference(
     assert why in caught.value.why
 
 
+def test_energy_that_was_played_is_no_reference(record: Record, tmp_path: Path) -> None:
+    for source in ("rapl", "none"):
+        facts = {**record.rows[1].facts, "energy_source": source}
+        assert export(with_row(record, 1, facts=facts), tmp_path).is_file()
+    with pytest.raises(UsageError) as caught:
+        export(with_row(record, 1, facts={"energy_source": "replay"}), tmp_path)
+
+    assert "from a recording" in caught.value.why
+
+
 def test_a_run_without_a_valid_row_is_no_reference(record: Record, tmp_path: Path) -> None:
     rows = tuple(dataclasses.replace(r, validity=Validity(False, ("x",))) for r in record.rows)
 

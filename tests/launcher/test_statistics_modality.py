@@ -143,6 +143,12 @@ class TestModes:
         assert len(set(ticks.tolist())) < 10
         assert modes_of(ticks.tolist()) is None
 
+    def test_a_rate_of_ticks_has_no_modes_either(self) -> None:
+        chance = np.random.default_rng(8)
+        ticks = np.round(chance.normal(20.0, 0.6, 400) / 0.5) * 0.5
+
+        assert modes_of((128 / ticks).tolist()) is None
+
     def test_outliers_are_no_mode_and_hide_none(self) -> None:
         chance = np.random.default_rng(3)
         far = (50.0 * chance.uniform(1, 20, 6)).tolist()

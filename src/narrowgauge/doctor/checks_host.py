@@ -157,8 +157,8 @@ def _energy_gpu(at: Situation) -> Finding:
         return ok(f"NVML counts the energy of {', '.join(gpu.name for gpu in at.gpus)}")
     return warning(
         f"NVML counts no energy for {', '.join(without)}",
-        "the counter is there from Volta on, and not inside a MIG slice or some virtual GPUs;"
-        " energy has to be left out here",
+        "the counter is there from Volta on, and not in some virtual GPUs; without it energy is its"
+        " power, read and integrated, which is coarser; a MIG slice has neither",
     )
 
 

@@ -15,8 +15,12 @@ __all__ = ["ensure_notebook_image", "notebook_image_name"]
 
 
 def notebook_image_name(target: Target, image: ImageFacts) -> str:
-    """`narrowgauge/cpu-notebook:<content tag>`: of what the image for runs holds, and Jupyter."""
-    return f"narrowgauge/{target.name}-notebook:{image.content_tag}"
+    """`narrowgauge/cpu-notebook:<content tag>`: of what the image for runs holds, and Jupyter.
+
+    An image of somebody else's has no content tag, so its digest names it; a tag has no colon.
+    """
+    tag = image.content_tag or image.digest.rpartition(":")[2]
+    return f"narrowgauge/{target.name}-notebook:{tag}"
 
 
 def ensure_notebook_image(

@@ -1,6 +1,8 @@
 """The least effect that a comparison would find, from measurements of A against A.
 
-A comparison of `above` with `below` processes is judged by the ratio of their medians. Between
+A comparison of `above` with `below` processes is judged by the ratio of their medians. (That of
+paired processes, by the median of their ratios, sees as much, and more where pairs share what
+drifts.) Between
 equal things that ratio is noise, and 5 % of such comparisons lie beyond some threshold: whoever
 takes these for an effect raises 5 % false alarms. The least detectable effect is the one that 95 %
 of comparisons of the same size would find beyond that threshold. It is what a comparison can see,

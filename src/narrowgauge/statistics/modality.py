@@ -61,6 +61,9 @@ class Modes:
 def modes_of(samples: Sequence[float]) -> Modes | None:
     """The two modes of the samples; None where one mode explains them, or they are too few.
 
+    For samples of a clock: ticks are seen, for they are evenly spaced. Ratios of ticks, and what
+    else is drawn from unevenly spaced values, have combs of their own, which pass for modes.
+
     Two: at a chance of 1 % at most, with 1 % of the median between them and 10 % of the samples in
     either. Outliers count as the last samples that are none, or they would be the second mode.
     """

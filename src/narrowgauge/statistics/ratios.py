@@ -2,13 +2,24 @@
 
 The samples are figures of processes, not samples within one: what differs from process to process
 (addresses, clocks, which core) is the larger part of the noise, and no number of samples in one
-process shows it. Intervals are bootstrap intervals, BCa where there is one level (Efron 1987; for
-several samples Davison and Hinkley 1997, section 5.4), percentiles where processes hold samples.
-All are the same for the same samples.
+process shows it.
+
+Where the i-th figures of both sides belong together, they share what drifts, and only their own
+ratios are free of it: value and interval are the median of the logarithms of the ratios of pairs,
+and its interval by order statistics. That assumes nothing but that pairs are independent of each
+other, and misses at most as often as it says: 3.1 % at six pairs, 2.1 % at ten, 4.1 % at twenty.
+A bootstrap of the ratio of medians does not: of pairs that share more than they differ in, BCa
+misses 14 to 21 % at six.
+
+Where they do not belong together, intervals are those of a bootstrap, BCa where there is one level
+(Efron 1987; for several samples Davison and Hinkley 1997, section 5.4): from six figures a side it
+misses 4 to 7 % of the time (8 % with six on one side and many on the other), and 9 to 13 % where
+10 % is asked for. Percentiles where processes hold samples. All are the same for the same samples.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +27,8 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from narrowgauge.statistics.configurations import Configuration
-from narrowgauge.statistics.samples import COVERAGE, Interval
+from narrowgauge.statistics.samples import COVERAGE, Interval, median_interval
+from narrowgauge_contract.order_statistics import median_rank
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,12 +48,13 @@ __all__ = [
 ]
 
 #: Fewer figures cannot tell their own spread: the least and the most of five do not hold a median
-#: with 95 %.
+#: with 95 %. BCa intervals cover from here on.
 LEAST = 6
 _RESAMPLES = 9999
 #: With two levels each resample costs as much as there are raw samples.
 _HIERARCHICAL_RESAMPLES = 1999
 _SEED = 0
+_NO_SPREAD = "the samples do not differ, so their spread is not known"
 
 
 @dataclass(frozen=True)
@@ -86,9 +99,10 @@ class Equivalence:
 
 
 def ratio_of(above: Configuration, below: Configuration, metric: str) -> LogRatio:
-    """above / below of the medians over the valid repeats, paired where the repeats are the same.
+    """above / below over the valid repeats, paired where the repeats are the same.
 
-    Rows of one repeat are measured next to each other, so that pairs share what drifts.
+    For configurations of one record only: its rows of one repeat are measured next to each other,
+    so that pairs share what drifts. The repeats of two records have nothing but a number in common.
     """
     tops, bottoms = above.by_repeat(metric), below.by_repeat(metric)
     if tops and tops.keys() == bottoms.keys():
@@ -107,7 +121,8 @@ def log_ratio_interval(
 ) -> LogRatio:
     """log(median(above) / median(below)) with its BCa interval.
 
-    `paired`: the i-th of both belong together and are resampled together.
+    `paired`: the i-th of both belong together. Then it is the median of log(above / below) of the
+    pairs, with its interval by order statistics: the narrowest that covers at least as asked.
     """
     import numpy as np
 
@@ -117,18 +132,33 @@ def log_ratio_interval(
     tops, bottoms = np.asarray(above, float), np.asarray(below, float)
     if paired and len(tops) != len(bottoms):
         raise ValueError(f"{len(tops)} and {len(bottoms)} samples are no pairs")
+    if paired:
+        return _of_pairs(np.log(tops / bottoms), coverage)
     value = _log_ratio(tops, bottoms)
     reason = _too_few((above, below))
     if reason:
         return LogRatio(value, reason=reason)
     chance = np.random.default_rng(_SEED)
     which = chance.integers(len(tops), size=(_RESAMPLES, len(tops)))
-    others = which if paired else chance.integers(len(bottoms), size=(_RESAMPLES, len(bottoms)))
+    others = chance.integers(len(bottoms), size=(_RESAMPLES, len(bottoms)))
     resampled = _log_ratio(tops[which], bottoms[others])
     if resampled.min() == resampled.max():
-        return LogRatio(value, reason="the samples do not differ, so their spread is not known")
-    jackknives = _jackknives(tops, bottoms, paired)
-    return LogRatio(value, _bca(value, resampled, jackknives, coverage))
+        return LogRatio(value, reason=_NO_SPREAD)
+    return LogRatio(value, _bca(value, resampled, _jackknives(tops, bottoms), coverage))
+
+
+def _of_pairs(logs: Floats, coverage: float) -> LogRatio:
+    """The median of the pairs' log ratios, and its interval."""
+    import numpy as np
+
+    value = float(np.median(logs))
+    least = next(n for n in itertools.count(1) if median_rank(n, coverage))
+    reason = _too_few([logs], least)
+    if not reason and logs.min() == logs.max():
+        reason = _NO_SPREAD
+    if reason:
+        return LogRatio(value, reason=reason)
+    return LogRatio(value, median_interval(logs.tolist(), coverage))
 
 
 def _log_ratio(tops: Floats, bottoms: Floats) -> Any:
@@ -137,11 +167,9 @@ def _log_ratio(tops: Floats, bottoms: Floats) -> Any:
     return np.log(np.median(tops, axis=-1) / np.median(bottoms, axis=-1))
 
 
-def _jackknives(tops: Floats, bottoms: Floats, paired: bool) -> list[Floats]:
+def _jackknives(tops: Floats, bottoms: Floats) -> list[Floats]:
     """The statistic without one sample: one array per independently drawn sample."""
     above, below = _each_left_out(tops), _each_left_out(bottoms)
-    if paired:
-        return [_log_ratio(above, below)]
     return [_log_ratio(above, bottoms), _log_ratio(tops, below)]
 
 
@@ -179,10 +207,15 @@ def hierarchical_log_ratio_interval(
     paired: bool = False,
     coverage: float = COVERAGE,
 ) -> LogRatio:
-    """The same of processes that hold raw samples: processes and samples are both resampled.
+    """The same of processes that hold raw samples.
 
-    The statistic is the median over processes of each one's median. `paired`: the i-th processes of
-    both belong together, and their samples too where they are equally many.
+    The statistic is the median over processes of each one's median. Processes and samples are both
+    resampled, and percentiles taken: a conservative interval, since a process's own median already
+    has the noise of its samples in it, and drawing these again adds it once more.
+
+    `paired`: the i-th processes of both belong together, and their samples too where they are
+    equally many. Then each pair of processes has one log ratio, and the interval is that of their
+    median by order statistics; what samples differ within a process is in these ratios.
     """
     import numpy as np
 
@@ -192,6 +225,9 @@ def hierarchical_log_ratio_interval(
     if paired and len(above) != len(below):
         raise ValueError(f"{len(above)} and {len(below)} processes are no pairs")
     tops, bottoms = ([np.asarray(each, float) for each in side] for side in (above, below))
+    if paired:
+        pairs = zip(tops, bottoms, strict=True)
+        return _of_pairs(np.asarray([_median_of_pairs(*pair) for pair in pairs]), coverage)
     middles = [np.asarray([np.median(each) for each in side]) for side in (tops, bottoms)]
     value = _log_ratio(middles[0], middles[1])
     reason = _too_few((above, below))
@@ -199,16 +235,18 @@ def hierarchical_log_ratio_interval(
         return LogRatio(value, reason=reason)
     chance = np.random.default_rng(_SEED)
     which = chance.integers(len(tops), size=(_HIERARCHICAL_RESAMPLES, len(tops)))
-    others = which
-    if not paired:
-        others = chance.integers(len(bottoms), size=(_HIERARCHICAL_RESAMPLES, len(bottoms)))
-    together = paired and all(len(a) == len(b) for a, b in zip(tops, bottoms, strict=True))
-    seeds = (1, 1) if together else (1, 2)
-    drawn = [
-        _resampled_middles(side, picks, np.random.default_rng(seed))
-        for side, picks, seed in zip((tops, bottoms), (which, others), seeds, strict=True)
-    ]
-    return _percentiles(value, _log_ratio(drawn[0], drawn[1]), coverage)
+    others = chance.integers(len(bottoms), size=(_HIERARCHICAL_RESAMPLES, len(bottoms)))
+    drawn = _resampled_middles(tops, which, chance), _resampled_middles(bottoms, others, chance)
+    return _percentiles(value, _log_ratio(*drawn), coverage)
+
+
+def _median_of_pairs(tops: Floats, bottoms: Floats) -> Any:
+    """Of one process: the median log ratio of its pairs, or of its medians where there are none."""
+    import numpy as np
+
+    if len(tops) != len(bottoms):
+        return _log_ratio(tops, bottoms)
+    return np.median(np.log(tops / bottoms))
 
 
 def _resampled_middles(
@@ -231,10 +269,14 @@ def geometric_mean_interval(
     paired: bool = False,
     coverage: float = COVERAGE,
 ) -> LogRatio:
-    """The geometric mean over configurations of median(above) / median(below).
+    """The geometric mean over configurations of median(above) / median(below), or of the median
+    ratio of pairs.
 
-    The configurations are resampled, and the processes within each: the interval is of the mean
-    over configurations like these, not over these alone.
+    The configurations are resampled, and the processes within each, and percentiles taken: the
+    interval is of the mean over configurations like these, not over these alone. Where these hardly
+    differ it is conservative, since the noise of the processes is in it twice: it misses 1 % of the
+    time. Where they differ by more than that noise it is short while they are few: six miss up to
+    14 % of the time, eight 11 %, twelve 5 %.
     """
     import numpy as np
 
@@ -246,7 +288,8 @@ def geometric_mean_interval(
     data = [(np.asarray(above, float), np.asarray(below, float)) for above, below in sides]
     if paired and any(len(above) != len(below) for above, below in data):
         raise ValueError("the samples of a configuration are no pairs")
-    value = float(np.mean([_log_ratio(above, below) for above, below in data]))
+    middle = _median_of_pairs if paired else _log_ratio
+    value = float(np.mean([middle(above, below) for above, below in data]))
     reason = _too_few([side for pair in sides for side in pair]) or _too_few(
         [sides], what="configurations"
     )
@@ -259,8 +302,11 @@ def geometric_mean_interval(
         here = picks == number
         count = int(here.sum())
         which = chance.integers(len(above), size=(count, len(above)))
-        others = which if paired else chance.integers(len(below), size=(count, len(below)))
-        drawn[here] = _log_ratio(above[which], below[others])
+        if paired:
+            drawn[here] = np.median(np.log(above / below)[which], axis=1)
+        else:
+            others = chance.integers(len(below), size=(count, len(below)))
+            drawn[here] = _log_ratio(above[which], below[others])
     return _percentiles(value, drawn.mean(axis=1), coverage)
 
 
@@ -268,7 +314,7 @@ def _percentiles(value: float, resampled: Floats, coverage: float) -> LogRatio:
     import numpy as np
 
     if resampled.min() == resampled.max():
-        return LogRatio(value, reason="the samples do not differ, so their spread is not known")
+        return LogRatio(value, reason=_NO_SPREAD)
     low, high = np.quantile(resampled, [(1 - coverage) / 2, (1 + coverage) / 2])
     return LogRatio(value, Interval(float(low), float(high), coverage))
 
@@ -278,8 +324,9 @@ def equivalent(
 ) -> Equivalence:
     """Two one-sided tests at 5 %: equivalent where the 90 % interval lies within the margin.
 
-    None where there is no interval: too few samples show no difference either, and that is not
-    equivalence. Raises ValueError for a margin that is not above 0.
+    Of pairs that interval is one of order statistics, from five pairs on. None where there is no
+    interval: too few samples show no difference either, and that is not equivalence. Raises
+    ValueError for a margin that is not above 0.
     """
     if not margin > 0:
         raise ValueError(f"a margin of {margin} holds nothing")
@@ -302,7 +349,8 @@ def _no_logarithm(sides: Sequence[Sequence[float]]) -> str:
     return ""
 
 
-def _too_few(sides: Sequence[Sequence[Any]], what: str = "repeats") -> str:
-    least = min(len(side) for side in sides)
-    counted = f"{least} {what if least != 1 else what[:-1]}"
-    return f"{counted}, and fewer than {LEAST} do not tell" if least < LEAST else ""
+def _too_few(sides: Sequence[Any], least: int = LEAST, what: str = "repeats") -> str:
+    """Why sides with so many samples have no interval; empty where they have."""
+    fewest = min(len(side) for side in sides)
+    counted = f"{fewest} {what if fewest != 1 else what[:-1]}"
+    return f"{counted}, and fewer than {least} do not tell" if fewest < least else ""

@@ -253,14 +253,14 @@ at::Tensor time_bare(std::int64_t device, std::int64_t samples, std::int64_t cal
   const Schedule schedule = make_schedule(samples, calls, c10::nullopt);
   Samples result(schedule);
   for (std::int64_t sample = 0; sample < samples; ++sample) {
-    cudaEventRecord(events.began, on.stream());
+    check(cudaEventRecord(events.began, on.stream()), "recording an event");
     const Clock::time_point began = Clock::now();
     for (std::int64_t i = 0; i < calls; ++i) {
-      launch(nothing, on.stream());
+      check(launch(nothing, on.stream()), "launching an empty kernel");
     }
     result.set_host(sample, seconds_between(began, Clock::now()));
-    cudaEventRecord(events.ended, on.stream());
-    cudaEventSynchronize(events.ended);
+    check(cudaEventRecord(events.ended, on.stream()), "recording an event");
+    check(cudaEventSynchronize(events.ended), "waiting for a sample");
     float milliseconds = 0;
     check(cudaEventElapsedTime(&milliseconds, events.began, events.ended), "the bare loop");
     result.set(sample, milliseconds * 1e-3);

@@ -1,42 +1,70 @@
-"""How large a device's last cache is, and what empties it."""
+"""How large a device's last caches are, and what empties them."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 
 from narrowgauge_contract.errors import NotApplicableError
 
-__all__ = ["cpu_cache_bytes", "flush_buffer", "flusher", "gpu_cache_bytes"]
+__all__ = ["cpu_cache_bytes", "cpu_flush_bytes", "flush_buffer", "flusher", "gpu_cache_bytes"]
 
 #: Buffer over cache: one full cache may stay in part, where replacement is not strictly by age.
 _TIMES = 2
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 #: CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE of cuda.h; torch tells it only since 2.3.
 _L2_CACHE_SIZE = 38
-_SYSCONF = ("SC_LEVEL4_CACHE_SIZE", "SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE")
+_SYSFS = Path("/sys/devices/system/cpu")
+#: The level of what a core has to itself where a last level is shared.
+_PRIVATE = 2
 
 
-def cpu_cache_bytes(sysfs: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """The CPU's last-level cache. Raises NotApplicableError where neither sysfs nor libc knows."""
-    sizes = []
-    for path in sysfs.glob("index*/size"):
-        found = re.match(r"(\d+)([KMG]?)", path.read_text(encoding="ascii"))
-        if found:
-            sizes.append(int(found.group(1)) * _UNITS[found.group(2)])
-    sizes += [os.sysconf(name) for name in _SYSCONF if name in os.sysconf_names]
-    if max(sizes, default=0) <= 0:
+def cpu_cache_bytes(sysfs: Path = _SYSFS) -> int:
+    """All last-level caches of the CPUs together; a server's has several.
+
+    Raises NotApplicableError where sysfs tells of none.
+    """
+    caches = _cpu_caches(sysfs)
+    last = max(level for level, _ in caches)
+    return sum(size for (level, _), size in caches.items() if level == last)
+
+
+def cpu_flush_bytes(sysfs: Path = _SYSFS) -> int:
+    """What has to be written to empty the CPU's caches: the last level twice, and below it each
+    core's own L2 once, which may hold what the last level does not. Raises NotApplicableError."""
+    caches = _cpu_caches(sysfs)
+    below = any(level > _PRIVATE for level, _ in caches)
+    own = sum(size for (level, _), size in caches.items() if below and level == _PRIVATE)
+    return _TIMES * cpu_cache_bytes(sysfs) + own
+
+
+def _cpu_caches(sysfs: Path) -> Dict[Tuple[int, str], int]:
+    """Bytes by level and by the CPUs that share the cache, so that each is there once."""
+    caches: Dict[Tuple[int, str], int] = {}
+    for index in sysfs.glob("cpu[0-9]*/cache/index[0-9]*"):
+        level, cpus, size = (_read(index / name) for name in ("level", "shared_cpu_list", "size"))
+        found = re.match(r"(\d+)([KMG]?)", size)
+        if found and level.isdigit() and _read(index / "type") != "Instruction":
+            caches[(int(level), cpus)] = int(found.group(1)) * _UNITS[found.group(2)]
+    if not any(caches.values()):
         raise NotApplicableError(
             "cold caches cannot be measured here",
-            why=f"neither {sysfs} nor the C library knows how large the last-level cache is",
+            why=f"{sysfs} does not tell how large the last-level caches are",
             next_step="measure with hot caches",
         )
-    return max(sizes)
+    return caches
+
+
+def _read(path: Path) -> str:
+    """A word of sysfs; empty where this kernel has no such file."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return ""
 
 
 def gpu_cache_bytes(device: torch.device, driver: Optional[Any] = None) -> int:
@@ -55,10 +83,10 @@ def gpu_cache_bytes(device: torch.device, driver: Optional[Any] = None) -> int:
 
 
 def flush_buffer(device: torch.device) -> torch.Tensor:
-    """uint8 (CUDA) or int64 (CPU), twice as large as the last cache of `device`."""
+    """uint8 (CUDA) or int64 (CPU), larger than the caches of `device` by enough to empty them."""
     if device.type == "cuda":
         return torch.zeros(_TIMES * gpu_cache_bytes(device), dtype=torch.uint8, device=device)
-    return torch.zeros(_TIMES * cpu_cache_bytes() // 8, dtype=torch.int64)
+    return torch.zeros(cpu_flush_bytes() // 8, dtype=torch.int64)
 
 
 def flusher(buffer: torch.Tensor) -> Callable[[], Any]:

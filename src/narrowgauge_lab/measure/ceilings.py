@@ -19,7 +19,7 @@ from narrowgauge_lab.measure.tf32 import tf32_by_arithmetic
 from narrowgauge_lab.measure.timing import Samples, TimingPlan, measure_time
 from narrowgauge_lab.measure.window import window
 
-__all__ = ["CEILINGS", "Ceiling", "ceiling"]
+__all__ = ["CEILINGS", "PRECISIONS", "Ceiling", "ceiling"]
 
 MACS, BYTES = "MAC/s", "B/s"
 
@@ -32,8 +32,10 @@ _DTYPES: Dict[str, Optional[torch.dtype]] = {
     "fp8": getattr(torch, "float8_e4m3fn", None),
 }
 _TRANSFERS = ("h2d", "d2h", "duplex", "h2d-pageable")
+#: Those whose ceiling is one of products.
+PRECISIONS = tuple(_DTYPES)
 #: The names, in the order of reports.
-CEILINGS = ("copy", *_DTYPES, *_TRANSFERS)
+CEILINGS = ("copy", *PRECISIONS, *_TRANSFERS)
 
 #: Sides of square products, and seconds that one may take: the largest that does is measured.
 _SIDES = {"cuda": (1024, 2048, 4096, 8192), "cpu": (128, 256, 512, 1024, 2048)}
@@ -44,7 +46,9 @@ _TRANSFER_BYTES = 1 << 28
 _SHARE_OF_FREE = 8
 _DRAWN = 1 << 22
 #: How torch and its libraries say that they lack a product.
-_UNSUPPORTED = ("not implemented", "not supported", "only supported", "no kernel image")
+_UNSUPPORTED = (
+    "not implemented", "not supported", "only supported", "not compiled", "no kernel image"
+)  # fmt: skip
 #: The least compute capability whose tensor cores take the dtype; for fp32 and fp16 any will do.
 _CAPABILITY = {"tf32": (8, 0), "bf16": (8, 0), "int8": (7, 5), "fp8": (8, 9)}
 
@@ -193,7 +197,8 @@ def _loads(name: str, side: int, device: torch.device) -> List[_Load]:
             calls[f"quantized.linear ({engine})"] = _quantized_product(one, other)
     elif name == "fp8":
         scale = torch.ones((), device=device)
-        calls["torch._scaled_mm"] = lambda: torch_compat.scaled_product(one, other.t(), scale)
+        if hasattr(torch, "_scaled_mm"):
+            calls["torch._scaled_mm"] = lambda: torch_compat.scaled_product(one, other.t(), scale)
     else:
         calls["torch.mm"] = lambda: torch.ops.aten.mm(one, other)
     shape = (side, side, side)

@@ -12,7 +12,7 @@ import dataclasses
 import gc
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -23,6 +23,8 @@ from narrowgauge_lab.measure.watch import watch
 
 __all__ = ["Cost", "UncountableError", "count", "peak_memory", "serialised_bytes"]
 
+#: What a state_dict holds beside tensors, and has none in it.
+_PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.qscheme)
 _RESIDENT_PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 
 
@@ -36,8 +38,9 @@ class Cost:
 
     `bytes`: all tensors of the state_dict, each once, at their element sizes (quantised ones with
     their scales and zero points); what torch.save writes adds names and a zip archive to it.
-    `least_macs`: with every convolution of stride 1 by Winograd's F(4, k), so 3×3 ones at a
-    quarter: no implementation needs less. `parameters` and `bytes` are 0 for a bare function.
+    `least_macs`: with every convolution of stride 1 by F(6×6, 3×3), Winograd's algorithm in the
+    largest tiles that libraries have, so 3×3 ones at 64/324; kernels for which Fourier's needs
+    fewer by that. `parameters` and `bytes` are 0 for a bare function.
     """
 
     macs: int
@@ -53,7 +56,8 @@ class Cost:
 
 
 def count(call_or_model: Callable[[Any], Any], example: Any) -> Cost:
-    """Run `call_or_model(example)` once, without gradients; a module runs in eval mode.
+    """Run `call_or_model(example)` once, without gradients; a module runs in eval mode, and each of
+    its modules is then in the mode that it was in.
 
     A tuple `example` is several arguments. Count a quantised network before it is converted: its
     converted modules hide weights and shapes. Raises UncountableError for such a one and for
@@ -61,15 +65,15 @@ def count(call_or_model: Callable[[Any], Any], example: Any) -> Cost:
     """
     arguments = example if isinstance(example, tuple) else (example,)
     model = call_or_model if isinstance(call_or_model, nn.Module) else None
-    training = model is not None and model.training
+    modes = [(each, each.training) for each in model.modules()] if model is not None else []
     if model is not None:
         model.eval()
     try:
         with torch.no_grad():
             uses = watch(lambda: call_or_model(*arguments))
     finally:
-        if model is not None:
-            model.train(training)
+        for each, training in modes:  # not train(): that is for all below it, frozen ones too
+            each.training = training
     _require_countable(uses)
     per_operator: Dict[str, int] = {}
     for use in uses:
@@ -103,9 +107,15 @@ def _require_countable(uses: Sequence[Use]) -> None:
 
 
 def serialised_bytes(model: nn.Module) -> int:
-    """The bytes of all tensors of the state_dict; tied ones once. Converted modules count too."""
+    """The bytes of all tensors of the state_dict; tied ones once. Converted modules count too.
+
+    Raises UncountableError for what holds nobody knows which tensors.
+    """
+    # All of them at once: what is unpacked lives as long as this list, and without it the next one
+    # could get its address.
+    tensors = list(_tensors(model.state_dict()))
     sizes: Dict[Any, int] = {}
-    for tensor in _tensors(list(model.state_dict().values())):
+    for tensor in tensors:
         if tensor.numel():
             sizes[(tensor.data_ptr(), tensor.numel(), tensor.dtype)] = _bytes_of(tensor)
     return sum(sizes.values())
@@ -114,11 +124,31 @@ def serialised_bytes(model: nn.Module) -> int:
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors(list(value.values()))
     elif isinstance(value, (list, tuple)):
         for each in value:
             yield from _tensors(each)
-    elif isinstance(value, torch._C.ScriptObject) and hasattr(value, "unpack"):
-        yield from _tensors(value.unpack())  # type: ignore[attr-defined]
+    elif isinstance(value, torch._C.ScriptObject):
+        yield from _tensors(_opened(value))
+    elif not isinstance(value, _PLAIN):
+        raise _unopened(value, "")
+
+
+def _opened(packed: Any) -> Any:
+    """What quantised weights were packed from; a recurrent layer's are nested."""
+    try:
+        return packed.unpack() if hasattr(packed, "unpack") else packed.__getstate__()
+    except (AttributeError, RuntimeError) as error:
+        raise _unopened(packed, str(error).partition("\n")[0]) from error
+
+
+def _unopened(value: Any, why: str) -> UncountableError:
+    return UncountableError(
+        f"the bytes of a {type(value).__name__} in the state_dict cannot be counted",
+        why=why or "nothing tells which tensors it holds",
+        next_step="count the network before it is converted",
+    )
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Callable, List, Optional, Tuple, Union
 
 import torch
 
-from narrowgauge_contract.errors import UsageError
+from narrowgauge_contract.errors import BadValueError, UsageError
 from narrowgauge_kernels import harness as compiled
 from narrowgauge_lab.measure import caches
 from narrowgauge_lab.measure.samplers import (
@@ -84,6 +84,12 @@ class CompiledSampler(Sampler):
 
     def _measure(self, call: Work, calls: int, count: int, lead: bool) -> List[Sample]:
         del lead  # the loop has one
+        if self._hide and calls > compiled.HELD_CALLS:
+            raise BadValueError(
+                f"the launches of {calls} calls per sample cannot be hidden",
+                why=f"the compiled loop lets the stream go after {compiled.HELD_CALLS} of them",
+                next_step="ask for fewer calls, or leave their number to the plan (calls=0)",
+            )
         limit_s = HOLD_LIMIT_S if self._hide else 0.0
         began = self._now()
         try:
@@ -119,7 +125,8 @@ def measure_compiled(
 ) -> Samples:
     """What `measure_time` gives, of work that the compiled loop calls.
 
-    Raises what `measure_time` raises, and UsageError for work that needs CUDA on a CPU.
+    Raises what `measure_time` raises, UsageError for work that needs CUDA on a CPU, and
+    BadValueError for more calls per sample than launches can be hidden of.
     """
     return measure_by(_sampler(device, plan, now, work), work, plan, now)
 

@@ -16,6 +16,7 @@ __all__ = [
     "CUDA_LIBRARY",
     "EVENT_REASONS",
     "FAULT_REASONS",
+    "LOST",
     "NOT_SUPPORTED",
     "NVML_LIBRARY",
     "Card",
@@ -50,6 +51,8 @@ FAULT_REASONS = frozenset(
 
 #: The code of what a card cannot do, which is an absence and no failure.
 NOT_SUPPORTED = 3
+#: The codes of a card that is gone (fallen off the bus), and of one that needs a reset to go on.
+LOST = frozenset((15, 16))
 _SUCCESS = 0
 _INSUFFICIENT_SIZE = 7
 _FUNCTION_NOT_FOUND = 13
@@ -138,10 +141,14 @@ class Nvml:
         self.close()
 
     def close(self) -> None:
-        """Shut it down; a second call does nothing."""
+        """Shut it down; a second call does nothing. Never raises: a lost card fails here too, and
+        that would hide what failed first."""
         if self._open:
             self._open = False
-            self.call("nvmlShutdown")
+            try:
+                self.call("nvmlShutdown")
+            except NvmlError:
+                pass  # the library ends with the process
 
     def card(self, address: str) -> Card:
         """The card at a PCI address. Raises NvmlError."""

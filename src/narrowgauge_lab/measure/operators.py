@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 __all__ = ["PACKED", "RULES", "Invocation", "Operand", "Rule", "Use", "use_of"]
 
 Shape = Tuple[int, ...]
-#: MACs, and the least that a fast algorithm could need; None where there is no formula.
+#: MACs, and the least that the fast algorithms of libraries need; None where there is no formula.
 Count = Tuple[Optional[int], Optional[int]]
 
 
@@ -68,6 +68,7 @@ class Rule:
     """How to read an operator's arguments.
 
     A `composite` only calls other operators of this table; where those can be seen, it is not.
+    `multiplies` tells whether a product is in this call; None: in every one.
     """
 
     inputs: int = 0
@@ -75,12 +76,13 @@ class Rule:
     count: Optional[Callable[[Invocation], Count]] = None
     composite: bool = False
     packed_dtype: str = ""
+    multiplies: Optional[Callable[[Invocation], bool]] = None
 
 
 def use_of(made: Invocation) -> Optional[Use]:
     """What `made` is in this table; None for an operator that is not in it."""
     rule = RULES.get(made.name)
-    if rule is None:
+    if rule is None or (rule.multiplies is not None and not rule.multiplies(made)):
         return None
     inputs, weight = (_first_tensor(made.arguments[at]) for at in (rule.inputs, rule.weight))
     output = _first_tensor(made.results)
@@ -142,6 +144,19 @@ def _einsum(made: Invocation) -> Count:
     return macs, macs
 
 
+def _distances(made: Invocation) -> Count:
+    """|x|² - 2 x·y + |y|² as one product: both norms are two more columns of the K of x."""
+    macs = math.prod(_shape(made.results)) * (_shape(made.arguments[0])[-1] + 2)
+    return macs, macs
+
+
+def _by_product(made: Invocation) -> bool:
+    """cdist (x, y, p, mode): Euclid's distances, where asked for (1) or of more than 25 points."""
+    mode = made.arguments[3] or 0
+    points = max(_shape(side)[-2] for side in made.arguments[:2])
+    return bool(made.arguments[2] == 2 and (mode == 1 or (mode == 0 and points > 25)))
+
+
 def _attention(made: Invocation) -> Count:
     """softmax(q kᵀ) v with q [B, H, L, E], k [B, H, S, E], v [B, H, S, F]."""
     query, key, value = (_shape(made.arguments[at]) for at in range(3))
@@ -192,16 +207,20 @@ def _time_convolution(made: Invocation) -> Count:
 
 
 def _least(macs: int, kernel: Sequence[int], stride: Sequence[int]) -> int:
-    """With Winograd's F(4, k) along every dimension of stride 1: (k + 3) products instead of 4 k.
+    """With Winograd's F(6, k) along every dimension of stride 1: (k + 5) products instead of 6 k.
 
-    F(4×4, 3×3) needs 36 for 144, a quarter. Partial tiles and the transforms are left out, so it is
-    less than any implementation of it needs.
+    F(6×6, 3×3) needs 64 for 324: the largest tiles that cuDNN, oneDNN and NNPACK have, larger ones
+    lose too many bits. Large kernels need fewer by Fourier's algorithm: a complex product, 4 real
+    ones, for half of the frequencies, so 2 for each result whatever the kernel. Partial tiles and
+    the transforms are left out, so it is less than any implementation of them needs.
     """
+    steps = [stride[index] if len(stride) > 1 else stride[0] for index in range(len(kernel))]
     share = Fraction(1)
-    for index, size in enumerate(kernel):
-        step = stride[index] if len(stride) > 1 else stride[0]
+    for size, step in zip(kernel, steps):
         if step == 1:
-            share *= Fraction(size + 3, 4 * size)
+            share *= Fraction(size + 5, 6 * size)
+    if all(step == 1 for step in steps):
+        share = min(share, Fraction(2, math.prod(kernel)))
     return math.ceil(macs * share)
 
 
@@ -249,6 +268,8 @@ def _aten() -> Dict[str, Rule]:
         rules[name] = Rule(0, 2, composite=True)
     for name in ("chain_matmul", "linalg_multi_dot"):
         rules[name] = Rule(0, 0, composite=True)
+    rules["_euclidean_dist"] = Rule(count=_distances)
+    rules["cdist"] = Rule(count=_distances, composite=True, multiplies=_by_product)
     rules["bilinear"] = Rule(0, 2, composite=True)
     rules["_trilinear"] = Rule(0, 1)
     return {f"aten::{name}": rule for name, rule in rules.items()}

@@ -8,7 +8,7 @@ import torch
 
 from narrowgauge_contract.errors import NotApplicableError, UsageError
 from narrowgauge_lab.context import RowContext
-from narrowgauge_lab.measure.ceilings import MACS, Ceiling, ceiling
+from narrowgauge_lab.measure.ceilings import MACS, PRECISIONS, Ceiling, ceiling
 from narrowgauge_lab.measure.cost import Cost
 
 __all__ = ["TOLERANCE", "ceiling_of_precision", "most_per_second", "require_possible"]
@@ -21,11 +21,15 @@ def ceiling_of_precision(precision: str, device: torch.device, seconds: float = 
     """The ceiling that holds for work in `precision`: of its parts, the highest.
 
     On a CPU float32 is one of the parts, because what has no instruction of its own there is
-    computed in it. Raises NotApplicableError where no part has a ceiling here.
+    computed in it. Raises NotApplicableError where no part has a ceiling here; `none`, `fp64` and
+    whatever else is not among PRECISIONS have none anywhere.
     """
     names = set(re.split(r"[+*]", precision)) | ({"fp32"} if device.type == "cpu" else set())
     found, missing = [], []
     for name in sorted(names):
+        if name not in PRECISIONS:
+            missing.append(_unmeasured(name))
+            continue
         try:
             found.append(ceiling(name, device, seconds))
         except NotApplicableError as error:
@@ -35,8 +39,15 @@ def ceiling_of_precision(precision: str, device: torch.device, seconds: float = 
     return max(found, key=lambda each: each.per_second)
 
 
+def _unmeasured(name: str) -> NotApplicableError:
+    return NotApplicableError(
+        f"there is no ceiling for work in '{name}'",
+        why=f"products are measured in {', '.join(PRECISIONS)}",
+    )
+
+
 def most_per_second(cost: Cost, limit: Ceiling) -> float:
-    """The items per second that `limit` leaves room for, by the least MACs that could do."""
+    """The items per second that `limit` leaves room for, by its `least_macs`."""
     if limit.unit != MACS:
         raise UsageError(f"the ceiling '{limit.name}' is one of {limit.unit}, not of products")
     return limit.per_second * cost.batch / cost.least_macs if cost.least_macs else float("inf")
@@ -45,7 +56,7 @@ def most_per_second(cost: Cost, limit: Ceiling) -> float:
 def require_possible(
     ctx: RowContext, cost: Cost, images_per_second: float, precision: str, limit: Ceiling
 ) -> None:
-    """The row is invalid where its speed is above the ceiling, even with the fewest MACs.
+    """The row is invalid where its speed is above the ceiling, even at `least_macs`.
 
     Facts: `ceiling`, `cost`, `roofline_share` (of the ceiling, by the MACs as they are counted, so
     it can be above 1 with Winograd's algorithm) and `roofline_limit` (images per second).
@@ -58,7 +69,7 @@ def require_possible(
     if not images_per_second <= most * (1.0 + TOLERANCE):
         ctx.invalid(
             f"impossible: {images_per_second:.4g} images/s in {precision}: at "
-            f"{cost.least_macs / cost.batch:.4g} MACs each, the fewest that could do, "
+            f"{cost.least_macs / cost.batch:.4g} MACs each, 3×3 convolutions by F(6×6, 3×3), "
             f"{limit.library} of {'×'.join(map(str, limit.shape))} at "
             f"{limit.per_second:.4g} MAC/s leaves room for {most:.4g}"
         )

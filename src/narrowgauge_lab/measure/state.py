@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
@@ -33,6 +33,8 @@ __all__ = ["HostState", "Roots", "faults_between", "read_state", "steadily"]
 _CPUS = "sys/devices/system/cpu"
 #: What a Jetson's GPU is called in sys/class/devfreq, after the address; Thor's has several.
 _GPU_DEVFREQ = re.compile(r"(?:gm20b|gp10b|gv11b|ga10b|gpu|gpu-gpc-\d+)$")
+#: Cooling devices that cool by holding a clock down; a fan does not.
+_CLOCK_COOLING = re.compile(r"cpu|gpu|gm20b|gp10b|gv11b|ga10b", re.IGNORECASE)
 _GPU_ZONE = re.compile(r"gpu", re.IGNORECASE)
 _POWER_MODEL = re.compile(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>")
 _NVPMODEL_TIMEOUT_S = 5.0
@@ -59,7 +61,9 @@ class HostState:
 
     `at` is a monotonic clock's seconds. `throttle` has NVML's names for what holds the clocks.
     `thermal_seconds`, `cpu_throttles` and `supply_events` only ever rise. `gpu_processes`: how many
-    others compute on the GPU.
+    others compute on the GPU. `cooling`: how far each of a board's cooling devices holds a clock
+    down now, in its own steps. `unread` has "throttle counters" where nothing that only rises can
+    be read: then what came and went between two looks is not known.
     """
 
     at: float
@@ -78,11 +82,12 @@ class HostState:
     cpu_mhz: Tuple[float, ...] = ()
     cpu_throttles: Optional[int] = None
     load_average: Optional[float] = None
+    cooling: Dict[str, int] = field(default_factory=dict)
     unread: Tuple[str, ...] = ()
 
     def to_fact(self) -> Dict[str, Any]:
         """What is known, as JSON has it."""
-        known = {name: value for name, value in asdict(self).items() if value not in (None, ())}
+        known = {name: value for name, value in asdict(self).items() if value not in (None, (), {})}
         return {n: list(v) if isinstance(v, tuple) else v for n, v in known.items()}
 
 
@@ -92,8 +97,13 @@ def read_state(device: torch.device, roots: Roots = Roots()) -> HostState:
     state = _processor(HostState(at=time.monotonic()), roots.root)
     frequency = _board_clock(roots.root)
     if frequency is not None:
-        return _board(replace(state, sm_clock_mhz=frequency), roots)
-    return _card(state, device, roots) if device.type == "cuda" else state
+        state = _board(replace(state, sm_clock_mhz=frequency), roots)
+    elif device.type == "cuda":
+        state = _card(state, device, roots)
+    heat = state.cpu_throttles if device.type == "cpu" else None
+    if (heat, state.thermal_seconds, state.supply_events) == (None, None, None):
+        return replace(state, unread=(*state.unread, "throttle counters"))
+    return state
 
 
 def faults_between(before: HostState, after: HostState, device: torch.device) -> Tuple[str, ...]:
@@ -108,6 +118,10 @@ def faults_between(before: HostState, after: HostState, device: torch.device) ->
     dips = _risen(before.supply_events, after.supply_events)
     if dips > 0:
         found.append(f"the supply gave in {dips:.0f} times (over-current or under-voltage)")
+    for name, now in after.cooling.items():
+        was = before.cooling.get(name, now)
+        if now > was:
+            found.append(f"cooling held the clocks down ({name} from {was} to {now})")
     throttles = _risen(before.cpu_throttles, after.cpu_throttles)
     # A card's work is measured on the card; its host's heat shows in its own samples.
     if device.type == "cpu" and throttles > 0:
@@ -121,27 +135,32 @@ def steadily(
     device: torch.device,
     attempts: int = 3,
     read: Callable[[torch.device], HostState] = read_state,
+    prefix: str = "",
 ) -> T:
     """What `measure` gives in a window without a fault; else the last one's, and an INVALID row.
 
     `measure` synchronises the device before it returns, and records nothing itself: what a fault
     spoilt is dropped here. Facts `state_before` and `state_after` are those of the window that
-    counts; `windows_discarded` counts the others.
+    counts; `windows_discarded` counts the others. `prefix` stands before each of these names, where
+    a row measures more than once.
     """
     assert attempts >= 1
     discarded: List[Tuple[str, ...]] = []
+    first: Optional[HostState] = None
     while True:
         before = read(device)
+        first = first or before
         value = measure()
         after = read(device)
-        faults = faults_between(before, after, device)
+        # What began to cool in a window that was discarded may go on all through the next.
+        faults = faults_between(replace(before, cooling=first.cooling), after, device)
         if not faults or len(discarded) + 1 == attempts:
             break
         discarded.append(faults)
         ctx.log(f"a window is measured again: {'; '.join(faults)}")
-    ctx.fact("state_before", before.to_fact())
-    ctx.fact("state_after", after.to_fact())
-    ctx.fact("windows_discarded", len(discarded))
+    ctx.fact(f"{prefix}state_before", before.to_fact())
+    ctx.fact(f"{prefix}state_after", after.to_fact())
+    ctx.fact(f"{prefix}windows_discarded", len(discarded))
     if faults:
         ctx.invalid(f"the device was held back in each of {attempts} windows: {'; '.join(faults)}")
     return value
@@ -201,8 +220,19 @@ def _board(state: HostState, roots: Roots) -> HostState:
         temperature_c=None if temperature is None else temperature / 1e3,
         memory_clock_mhz=None if memory is None else memory / 1e6,
         supply_events=sum(events) if events else None,
+        cooling=_cooling(roots.root),
         power_mode=_power_mode(roots),
     )
+
+
+# unverified: GPU and CPU cooling_device*/cur_state | no Jetson at hand | heat an Orin and read them
+def _cooling(root: Path) -> Dict[str, int]:
+    found = {}
+    for device in sorted((root / "sys/class/thermal").glob("cooling_device*")):
+        kind, steps = _read(device / "type") or "", _number(device / "cur_state")
+        if steps is not None and _CLOCK_COOLING.search(kind):
+            found[f"{device.name} {kind}"] = steps
+    return found
 
 
 def _power_mode(roots: Roots) -> Optional[str]:

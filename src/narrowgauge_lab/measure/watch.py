@@ -4,6 +4,7 @@ From torch 2.0 on a dispatch mode stands where operators are about to be execute
 and below whatever a library put in the place of `torch.nn.functional`'s functions. Before that, the
 tracer of TorchScript stands there for the forward pass, and hooks on the nodes of autograd's graph
 tell of the backward pass. Neither sees into what was captured beforehand, which is then an error.
+The products in the backward pass of `torch.cdist` are seen by the former only.
 """
 
 from __future__ import annotations

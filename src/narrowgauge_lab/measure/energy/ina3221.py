@@ -25,6 +25,7 @@ __all__ = ["Channel", "channels", "open_ina3221"]
 _DRIVERS = "sys/bus/i2c/drivers"
 _CHANNELS = 3
 #: A reading goes over the I2C bus and costs the processor some 0.1 ms a value, so not much oftener.
+# unverified: an INA3221's bus time a value | no Jetson at hand | a row's seconds_per_reading there
 _INTERVAL_S = 0.01
 #: What the chip can show: a bus of 32.76 V, and a shunt voltage of 163.8 mV over 1 mΩ or more.
 _MOST_MILLIVOLTS = 32_760

@@ -10,6 +10,7 @@ from typing import Callable, Optional
 
 import torch
 
+from narrowgauge_lab.errors import device_lost
 from narrowgauge_lab.measure import nvml
 from narrowgauge_lab.measure.energy.counter import CounterSource
 from narrowgauge_lab.measure.energy.sampled import SampledSource
@@ -44,7 +45,8 @@ def open_nvml(
 ) -> Source:
     """The counter of the card that `device` is, or its power where it has none.
 
-    `power_every_s`: read the power, so often, whatever it has. Raises EnergyMissingError.
+    `power_every_s`: read the power, so often, whatever it has. Raises EnergyMissingError, and
+    DeviceLostError where the card is gone; what it gives does so too.
     """
     if device.type != "cuda":
         raise EnergyMissingError(
@@ -59,6 +61,8 @@ def open_nvml(
         return _source(handle, card, clock, power_every_s)
     except nvml.NvmlError as error:
         handle.close()
+        if error.code in nvml.LOST:
+            raise device_lost(str(error)) from error
         raise _missing(error) from error
     except BaseException:
         handle.close()
@@ -118,6 +122,8 @@ def _say(ask: Callable[[], int]) -> int:
     try:
         return ask()
     except nvml.NvmlError as error:
+        if error.code in nvml.LOST:
+            raise device_lost(str(error)) from error
         raise EnergyError("the card stopped saying its energy", why=str(error)) from error
 
 

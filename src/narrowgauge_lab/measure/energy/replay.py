@@ -2,6 +2,12 @@
 
 A recording is a table of text. Its first line names the columns: `t_s`, and a rail each with its
 unit, `VDD_IN_W` (power at that time) or `package-0_J` (a counter). All rails have one unit.
+
+It is played from the first window on, and must last for as long as is measured: with an EnergyPlan
+its idle window, its first call and warm-up, and its windows, which come out some 5 % longer than
+asked for (count 10 %), and again for each that has to be repeated: 19 s as a rule for the plan as
+it stands. No window is shorter than 5 s and 50 of the recording's intervals. What ends too early is
+an EnergyError, no guess.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from narrowgauge_contract.errors import UsageError
 from narrowgauge_lab.measure.energy.boards import describe_rail, total_of
-from narrowgauge_lab.measure.energy.sampled import covered, integrate
+from narrowgauge_lab.measure.energy.sampled import integrate, observed, usual_gap
 from narrowgauge_lab.measure.energy.source import (
     Clock,
     Energy,
@@ -29,8 +35,6 @@ from narrowgauge_lab.measure.energy.source import (
 __all__ = ["Recording", "ReplaySource", "load_recording", "write_recording"]
 
 _TIME = "t_s"
-#: Readings further apart than so many times the usual distance leave a hole.
-_HOLE = 5
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,7 @@ class Recording:
     @property
     def interval_s(self) -> float:
         """The usual distance of two times: the median."""
-        gaps = sorted(after - before for before, after in zip(self.times, self.times[1:]))
-        return gaps[len(gaps) // 2]
+        return usual_gap(self.times)
 
     def joules(self, rail: str, begin: float, end: float) -> float:
         """Between two times of the recording. Raises EnergyError for a counter that runs back."""
@@ -102,7 +105,7 @@ def write_recording(path: Path, sampling: Sampling) -> None:
 
 
 class ReplaySource(Source):
-    """A recording played from the moment that the source is opened, in the clock's own time."""
+    """A recording played from where the first window begins, in the clock's own time."""
 
     def __init__(self, recording: Recording, clock: Clock, total: Optional[Total] = None) -> None:
         """`total`: what is told of it; else what the board with such rails has, and a single rail
@@ -115,36 +118,41 @@ class ReplaySource(Source):
         self.caveat = "played from a recording: no figure of this run"
         self._recording = recording
         self._clock = clock
-        self._opened = clock.now()
+        self._played: Optional[float] = None
         self._began: Optional[float] = None
 
     def begin(self) -> None:
-        self._began = self._now()
+        if self._played is None:
+            self._played = self._clock.now()
+        self._began = self._reached(self._played)
 
     def end(self) -> Energy:
-        if self._began is None:
+        if self._began is None or self._played is None:
             raise EnergyError("an energy window is ended that was not begun")
-        (began, self._began), ended = (self._began, None), self._now()
+        (began, self._began), ended = (self._began, None), self._reached(self._played)
         recording = self._recording
-        if ended > recording.times[-1] or began < recording.times[0]:
+        if ended > recording.times[-1]:
             raise EnergyError(
                 f"the recording is from {recording.times[0]:g} to {recording.times[-1]:g} s,"
                 f" and the window from {began:.2f} to {ended:.2f} s",
+                next_step="play a recording that lasts for all that is measured",
             )
         joules = {name: recording.joules(name, began, ended) for name in recording.values}
         return Energy(
             joules,
             seconds=ended - began,
             tail_s=0.0,
-            coverage=covered(recording.times, began, ended, _HOLE * recording.interval_s),
+            coverage=observed(
+                recording.times, began, ended, self.period_s, "play a recording without holes"
+            ),
             resolution_j=0.0,
         )
 
     def abandon(self) -> None:
         self._began = None
 
-    def _now(self) -> float:
-        return self._recording.times[0] + self._clock.now() - self._opened
+    def _reached(self, played: float) -> float:
+        return self._recording.times[0] + self._clock.now() - played
 
 
 def _rail(name: str, names: Sequence[str]) -> Rail:

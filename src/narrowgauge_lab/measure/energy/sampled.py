@@ -1,11 +1,12 @@
 """Energy from a power that can only be read: a thread reads it, and the readings are integrated.
 
-Linear between two readings. What lies in a gap far longer than the interval was not observed, and
+Linear between two readings. What lies in a gap far longer than is usual was not observed, and
 lowers the coverage; a window too little of which was observed is no measurement.
 """
 
 from __future__ import annotations
 
+import statistics
 import threading
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -19,11 +20,19 @@ from narrowgauge_lab.measure.energy.source import (
     Total,
 )
 
-__all__ = ["LEAST_COVERAGE", "SampledSource", "ThreadTicker", "covered", "integrate"]
+__all__ = [
+    "LEAST_COVERAGE",
+    "SampledSource",
+    "ThreadTicker",
+    "covered",
+    "integrate",
+    "observed",
+    "usual_gap",
+]
 
 #: Below this share of observed time a window says nothing.
 LEAST_COVERAGE = 0.95
-#: A gap of more intervals than this is a hole in the observation.
+#: A gap of more than so many usual ones is a hole in the observation.
 _HOLE = 5
 #: How long the first and the last reading of a window are waited for.
 _PATIENCE_S = 5.0
@@ -92,6 +101,30 @@ def covered(times: Sequence[float], begin: float, end: float, longest_s: float) 
     return seen / (end - begin) if end > begin else 0.0
 
 
+def usual_gap(times: Sequence[float]) -> float:
+    """The usual distance of two readings, in s: the median; 0 where there is only one."""
+    gaps = [after - before for before, after in zip(times, times[1:])]
+    return statistics.median(gaps) if gaps else 0.0
+
+
+def observed(
+    times: Sequence[float], begin: float, end: float, usual_s: float, next_step: str
+) -> float:
+    """The share of a window that lies in no hole between readings that are usually so far apart.
+
+    Raises EnergyError below LEAST_COVERAGE, and says what to do.
+    """
+    share = covered(times, begin, end, _HOLE * usual_s)
+    if share < LEAST_COVERAGE:
+        raise EnergyError(
+            f"only {share:.0%} of the energy window was observed",
+            why=f"the rest of its {end - begin:.1f} s lies between readings that are more than"
+            f" {_HOLE} times the usual {usual_s * 1e3:.3g} ms apart",
+            next_step=next_step,
+        )
+    return share
+
+
 class SampledSource(Source):
     """`read` gives each rail's power in W, now; it may raise EnergyError, which ends the window.
 
@@ -150,14 +183,14 @@ class SampledSource(Source):
             rail.name: integrate(sampling.times, sampling.watts[rail.name], began, ended)
             for rail in self.rails
         }
-        share = covered(sampling.times, began, ended, _HOLE * self._interval_s)
-        if share < LEAST_COVERAGE:
-            raise EnergyError(
-                f"only {share:.0%} of the energy window was observed",
-                why=f"{len(sampling.times)} readings in {ended - began:.1f} s, one every "
-                f"{self._interval_s * 1e3:g} ms was wanted",
-                next_step="leave a processor core free for the reading, or measure longer windows",
-            )
+        share = observed(
+            sampling.times,
+            began,
+            ended,
+            # A bus may be slower than the interval, always; then that is no hole.
+            max(self.period_s, usual_gap(sampling.times)),
+            "leave a processor core free for the reading",
+        )
         counted = self.total.rails or tuple(joules)
         quantum = sum(self._quanta_w[name] for name in counted)
         seconds = ended - began

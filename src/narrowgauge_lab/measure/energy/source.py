@@ -33,8 +33,9 @@ class EnergyError(NarrowgaugeError):
     exit_code = ExitCode.RUN_FAILED
 
     def in_words(self) -> str:
-        """What and why on one line, as a row's reason."""
-        return f"{self.what} ({self.why})" if self.why else self.what
+        """What, why and what to do on one line, as a row's reason."""
+        words = f"{self.what} ({self.why})" if self.why else self.what
+        return f"{words}; {self.next_step}" if self.next_step else words
 
 
 class EnergyMissingError(EnergyError):

@@ -23,6 +23,7 @@ from narrowgauge_lab.measure.energy.source import (
     NullSource,
     Source,
 )
+from narrowgauge_lab.measure.state import HostState, read_state, steadily
 
 __all__ = [
     "LEAST_PERIODS",
@@ -34,7 +35,8 @@ __all__ = [
     "measure_energy",
 ]
 
-#: No window is shorter than either: of seconds, and of periods of the source.
+#: No window is shorter than either: of seconds, and of periods of the source. Where power is read,
+#: it has as many readings too.
 LEAST_SECONDS = 5.0
 LEAST_PERIODS = 50
 #: Calls are counted for so much more than the least, so that quicker ones still fill a window.
@@ -43,6 +45,8 @@ _MARGIN = 1.05
 _ATTEMPTS = 3
 #: What the time of a call is estimated from.
 _ESTIMATE_S = 0.1
+#: A window that came out at less than this share of what was asked for is too short.
+_NEAR = 0.9
 
 Call = Callable[[], Any]
 
@@ -128,7 +132,7 @@ class Meter:
         self.source.begin()
         try:
             self._clock.sleep(max(seconds, self.least_seconds))
-            return self.source.end()
+            return self._end()
         finally:
             self.source.abandon()
 
@@ -141,7 +145,7 @@ class Meter:
                 call()
             # Work is queued: the window holds it only once the device has done it.
             self._synchronize()
-            return Window(calls, self.source.end())
+            return Window(calls, self._end())
         finally:
             self.source.abandon()
 
@@ -159,7 +163,11 @@ class Meter:
         return idle, tuple(windows)
 
     def warm_up(self, call: Call, seconds: float) -> float:
-        """Run the call for so long; the seconds that one takes at the end of it."""
+        """Run the call for so long; the seconds that one takes at the end of it.
+
+        What only the first call does, such as compiling, is no part of either.
+        """
+        self._time(call, 1)
         began = self._clock.now()
         calls = 1
         while True:
@@ -171,16 +179,27 @@ class Meter:
                 calls *= 2
 
     def _long_enough(self, call: Call, per_call: float, seconds: float) -> Window:
+        least = max(self.least_seconds, _NEAR * seconds)
         calls = max(1, math.ceil(seconds * _MARGIN / per_call))
         for _ in range(_ATTEMPTS):
             window = self.run(call, calls)
-            if window.seconds >= self.least_seconds:
+            if window.seconds >= least:
                 return window
             calls = math.ceil(calls * _MARGIN * seconds / window.seconds)
         raise EnergyError(
-            f"{calls} calls do not fill a window of {self.least_seconds:g} s",
+            f"{calls} calls do not fill a window of {least:g} s",
             why="each time they were quicker than the time before",
         )
+
+    def _end(self) -> Energy:
+        energy = self.source.end()
+        if energy.sampling is not None and len(energy.sampling.times) < LEAST_PERIODS:
+            raise EnergyError(
+                f"power was read {len(energy.sampling.times)} times only in {energy.seconds:.1f} s",
+                why=f"a window needs {LEAST_PERIODS} readings",
+                next_step="leave a processor core free for the reading, or measure longer windows",
+            )
+        return energy
 
     def _time(self, call: Call, calls: int) -> float:
         self._synchronize()
@@ -204,31 +223,38 @@ def measure_energy(
     *,
     places: Places = HERE,
     clock: Clock = REAL_CLOCK,
+    read: Callable[[torch.device], HostState] = read_state,
 ) -> Optional[EnergyResult]:
     """Measure what a call draws and record it in the row; None where nothing was measured.
 
     `source` is a name for `open_source`, which is then closed again; an open source, which is not;
     or None, what `source_or_invalid` gave for one that is absent. Where energy was asked for and
     not had, or the source failed on the way, the row is INVALID and says why; "none" asks for none.
+    Where something held the device back, idle and windows are measured again, see `steadily`.
+    Raises DeviceLostError.
 
     Metrics, one sample a window: `energy_gross` and `energy_net` (J per call; of the total, where
     there is one), the same with `_RAIL` behind them for each of several rails, and
     `energy_idle_power` (W). Facts: `energy_source`, `_caveat`, `_total`, `_rails`, `_period`,
-    `_resolution`, `_coverage`, `_idle`, `_windows`, each with `energy` before it.
+    `_resolution`, `_coverage`, `_idle`, `_windows`, each with `energy` before it, and
+    those of `steadily`, with `energy_`.
     """
     if isinstance(source, str):
         opened = source_or_invalid(ctx, source, device, places, clock)
         if opened is None:
             return None
         with opened:
-            return measure_energy(ctx, call, device, opened, plan, clock=clock)
+            return measure_energy(ctx, call, device, opened, plan, clock=clock, read=read)
     if source is None:
         return None
     ctx.fact("energy_source", source.name)
     if isinstance(source, NullSource):
         return None
     try:
-        idle, windows = Meter(source, device, clock).measure(call, plan)
+        meter = Meter(source, device, clock)
+        idle, windows = steadily(
+            ctx, lambda: meter.measure(call, plan), device, read=read, prefix="energy_"
+        )
     except EnergyError as error:
         ctx.invalid(f"energy was asked for and not measured: {error.in_words()}")
         return None

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
+from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_lab.measure.watch import declare
 from narrowgauge_lab.quant.gpu.arena import Need, assign
 from narrowgauge_lab.quant.gpu.number_format import (
@@ -121,9 +122,10 @@ class _Preparation:
         readers = [s for s in self._plan.steps if s.source == self._plan.source]
         first = readers[0]
         if len(readers) != 1 or not isinstance(first, ConvStep):
-            raise ValueError("one convolution reads the input")
-        if not self._weights[first.module].stem:
-            raise ValueError(f"the input has fewer than {STEM_PIXEL} channels")
+            raise NotApplicableError(
+                "the 8-bit GPU network cannot take this network",
+                why=f"{len(readers)} steps read the images; one convolution may",
+            )
         return first
 
     def _trace_sizes(self) -> None:
@@ -147,13 +149,31 @@ class _Preparation:
             elif isinstance(step, AveragePoolStep):
                 self._sizes[step.output] = (1, 1, self._sizes[step.source][2])
             else:
+                if (above, across) != (1, 1):
+                    raise NotApplicableError(
+                        f"the 8-bit GPU network cannot take '{step.module}' after "
+                        f"{above}×{across} pixels",
+                        why="activations are stored pixel by pixel, its weights channel by channel",
+                        next_step="pool to one pixel before it",
+                    )
                 self._sizes[step.output] = (1, 1, self._weights[step.module].values.shape[0])
+            self._check_residual(step)
         packed = self._weights[self._stem.module]
         out_w = self._sizes[self._stem.output][1]
         run = packed.channels // STEM_PIXEL
         widest = max(width + 2 * packed.padding, (out_w - 1) * packed.stride + run)
         padded = -(-widest // 16) * 16
         self._sizes[self._plan.source] = (height + 2 * packed.padding, padded, STEM_PIXEL)
+
+    def _check_residual(self, step: Step) -> None:
+        """What is added must have the shape of what it is added to: nothing is broadcast."""
+        residual = getattr(step, "residual", None)
+        if residual is not None and self._sizes[residual] != self._sizes[step.output]:
+            raise NotApplicableError(
+                f"the 8-bit GPU network cannot add {self._sizes[residual]} to "
+                f"{self._sizes[step.output]} (height, width, channels)",
+                why="the addition rides in a convolution and takes equal shapes only",
+            )
 
     def _allocate(self) -> Dict[str, torch.Tensor]:
         last: Dict[str, int] = {}

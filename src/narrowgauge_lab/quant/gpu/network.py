@@ -1,8 +1,11 @@
 """A folded network lowered to 8-bit integers or floats on a CUDA device, end to end.
 
 Weights have one scale per output channel, activations one per tensor, found by running the float
-network on calibration images. Sums are 32-bit; each layer's epilogue adds bias and residual,
-applies ReLU and writes the next layer's 8 bits, so activations never leave that format.
+network on calibration images. int8 sums are int32; fp8 sums are as wide as the tensor cores keep
+them, which on Hopper is less than float32. Each layer's epilogue adds bias and residual, applies
+ReLU and writes the next layer's 8 bits, so activations never leave that format.
+
+int8 has no NaN: one in the images becomes some number, and the logits do not show it.
 """
 
 from __future__ import annotations
@@ -124,7 +127,7 @@ def lower(
     """
     require_device(precision, device)
     form = FORMATS[precision]
-    traced = trace(model.to(device))
+    traced = trace(model).to(device)
     plan = make_plan(traced)
     scales = calibrate(traced, plan, batches, form, observer, device)
     return QuantizedNetwork(plan, pack(traced, plan, form), scales, form, device, graph=graph)
@@ -190,8 +193,8 @@ def require_device(precision: str, device: torch.device) -> None:
     capability = torch.cuda.get_device_capability(device)
     if capability < least:
         raise NotApplicableError(
-            f"this GPU multiplies no {precision}",
-            why=f"compute capability {_dotted(capability)}; {precision} needs {_dotted(least)}",
+            f"{precision} products cannot be compiled for this GPU",
+            why=f"compute capability {_dotted(capability)}; Triton has them from {_dotted(least)}",
         )
     try:
         import narrowgauge_lab.quant.gpu.kernels  # noqa: F401

@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from narrowgauge_contract.errors import NotApplicableError
+from narrowgauge_lab.quant.gpu.number_format import STEM_PIXEL
 
 __all__ = [
     "AveragePoolStep",
@@ -128,12 +129,13 @@ class _Planner:
             self._taken[node] = node.name
             return [AveragePoolStep(self._value(node, 0), node.name)]
         if isinstance(module, nn.Linear):
+            if any(user.op != "output" for user in node.users):
+                raise self._unsupported(node, "only the last layer may be linear")
             self._taken[node] = node.name
             return [LinearStep(str(node.target), self._value(node, 0), node.name)]
-        if isinstance(module, nn.Flatten) or (
-            node.op == "call_function" and node.target in _FLATTENS
-        ):
-            self._taken[node] = self._value(node, 0)  # [B, C, 1, 1] and [B, C] are the same bytes
+        if self._is_flatten(node, module):
+            # Of one pixel, [B, C, 1, 1] and [B, C] are the same bytes; more are refused later.
+            self._taken[node] = self._value(node, 0)
             return []
         raise self._unsupported(node, "no fused step takes it")
 
@@ -161,6 +163,13 @@ class _Planner:
         return ConvStep(str(node.target), source, last.name, residual, self._is_relu(last))
 
     def _check_conv(self, node: fx.Node, module: nn.Conv2d) -> None:
+        if isinstance(module.padding, str):
+            raise self._unsupported(node, f"padding '{module.padding}': give it as a number")
+        first = isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder"
+        if first != (module.in_channels < STEM_PIXEL):
+            raise self._unsupported(
+                node, f"the first convolution, and only it, reads fewer than {STEM_PIXEL} channels"
+            )
         square = all(
             len(set(_pair(each))) == 1
             for each in (module.kernel_size, module.stride, module.padding, module.dilation)
@@ -209,6 +218,18 @@ class _Planner:
         while isinstance(given, fx.Node) and self._is_identity(given):
             given = given.args[0]
         return given if isinstance(given, fx.Node) else None
+
+    def _is_flatten(self, node: fx.Node, module: Optional[nn.Module]) -> bool:
+        """Whether it keeps the batch and joins the rest."""
+        if isinstance(module, nn.Flatten):
+            return module.start_dim == 1 and module.end_dim == -1
+        if node.op != "call_function" or node.target not in _FLATTENS:
+            return False
+        given = [
+            *node.args[1:],
+            *([node.kwargs["start_dim"]] if "start_dim" in node.kwargs else []),
+        ]
+        return given == [1] and "end_dim" not in node.kwargs
 
     def _is_identity(self, node: fx.Node) -> bool:
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
