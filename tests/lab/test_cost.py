@@ -252,21 +252,26 @@ def test_a_dynamically_quantised_recurrent_layer_counts_its_nested_weights(
     assert serialised_bytes(model) == rows * (4 + 3 + 3 + 3) + 4 * 16 + 4 * rows * 4
 
 
-def test_unpacked_tensors_are_counted_each() -> None:
-    """Tensors made by unpacking die at once where nobody keeps them, and the next ones are at their
-    addresses: alike layers would count once."""
-    layers = 6
-    assert serialised_bytes(nn.Sequential(*(_converted() for _ in range(layers)))) == (
-        layers * serialised_bytes(_converted())
-    )
-
-
 class _Opaque(nn.Module):
     def state_dict(self, *_args: Any, **_kwargs: Any) -> Any:
         return {"weight": torch.zeros(3), "more": [self.held()]}
 
     def held(self) -> Any:
         return object()
+
+
+def test_unpacked_tensors_are_counted_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors made by unpacking die at once where nobody keeps them, and the next ones are at their
+    addresses: alike layers would count once. Large ones are sure to be."""
+
+    class Packed:
+        def unpack(self) -> Tuple[torch.Tensor, torch.Tensor]:
+            return torch.ones(1 << 20), torch.ones(3)
+
+    monkeypatch.setattr(cost.torch._C, "ScriptObject", Packed)
+    monkeypatch.setattr(_Opaque, "held", lambda _: [Packed() for _ in range(4)])
+
+    assert serialised_bytes(_Opaque()) == 3 * 4 + 4 * 4 * ((1 << 20) + 3)
 
 
 def test_what_cannot_be_opened_is_not_counted_as_nothing() -> None:

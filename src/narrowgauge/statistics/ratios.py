@@ -276,7 +276,7 @@ def geometric_mean_interval(
     interval is of the mean over configurations like these, not over these alone. Where these hardly
     differ it is conservative, since the noise of the processes is in it twice: it misses 1 % of the
     time. Where they differ by more than that noise it is short while they are few: six miss up to
-    14 % of the time, eight 11 %, twelve 5 %.
+    14 % of the time, eight 11 %, twelve 9 %.
     """
     import numpy as np
 
