@@ -151,7 +151,8 @@ def _alarms(figure: Make, buffer: torch.Tensor) -> list[Any]:
     """How often equal kernels are told apart, and one that is 2 % longer from one that is not.
 
     Told apart: the 95 % order-statistic interval of the median log ratio of pairs, as the product
-    reports it, does not hold 0. All is measured first, for statistics would leave the device idle between.
+    reports it, does not hold 0. All is measured first, for statistics would leave the device idle
+    between.
     """
     chain = chain_of(buffer, COMPARED_S)
     first = Kernel(chain.kind, chain.part(buffer), chain.repeats)

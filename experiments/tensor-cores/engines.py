@@ -87,6 +87,18 @@ def _eager(
     return call
 
 
+class _Replay:
+    """Replays a graph. `captured` is kept: the graph reads its weights and inputs by address, and
+    whatever is let go of here may be written over by the next allocation."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, output: torch.Tensor, captured: Call) -> None:
+        self._graph, self._output, self.captured = graph, output, captured
+
+    def __call__(self) -> torch.Tensor:
+        self._graph.replay()
+        return self._output
+
+
 def _captured(eager: Call, device: torch.device) -> Network:
     """`eager` in a CUDA graph. The first calls are on the stream that captures: cuDNN and cuBLAS
     choose algorithms and get their workspaces there."""
@@ -114,11 +126,7 @@ def _captured(eager: Call, device: torch.device) -> Network:
             next_step="-p engine=eager runs it launch by launch",
         ) from error
 
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return outputs[0]
-
-    return Network(replay, "cuda-graph", observations)
+    return Network(_Replay(graph, outputs[0], eager), "cuda-graph", observations)
 
 
 def _mode(asked: str, device: torch.device) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from narrowgauge import statistics
-from narrowgauge.statistics import Effect
+from narrowgauge.statistics import Configuration, Effect
 from narrowgauge.statistics.ratios import LEAST
 from narrowgauge.store import Store
 from narrowgauge_contract.errors import DamagedRecordError
@@ -44,6 +44,8 @@ MEANING = (
 #: One figure per process; the other side of each pair shares its process and so its luck.
 _METRIC = "latency_first"
 _PLANTED = "planted"
+#: The workload that is launches and nothing else.
+_LAUNCH = "launch"
 
 
 #: Device, target and executor: for these a floor holds.
@@ -78,13 +80,19 @@ class NoiseFloor:
 
     run_id: str
     workloads: tuple[tuple[str, tuple[float, ...]], ...]
+    launching: tuple[str, ...] = ()
 
-    def effect(self, above: int, below: int) -> tuple[Effect, str]:
+    def effect(self, above: int, below: int, *, device_bound: bool = False) -> tuple[Effect, str]:
         """The effect that a comparison of so many processes finds in the noisiest workload.
 
-        The worst of all: which of them another experiment resembles, nobody knows.
+        The worst of all, since which of them another experiment resembles nobody knows; but where
+        the device binds (`device_bound`), the host's noise in launching (`launching`) is not in it.
         """
-        found = [(_effect(figures, above, below), label) for label, figures in self.workloads]
+        found = [
+            (_effect(figures, above, below), label)
+            for label, figures in self.workloads
+            if not (device_bound and label in self.launching)
+        ]
         known = [(each, label) for each, label in found if each.least is not None]
         if not known:
             return found[0] if found else (Effect(None, None, "no workload was measured"), "")
@@ -99,16 +107,26 @@ def _effect(figures: tuple[float, ...], above: int, below: int) -> Effect:
 def floor_of(record: Record) -> NoiseFloor | None:
     """The floor that a run of noise-floor measured; None where it has too few valid processes."""
     enough = tuple(each for each in workloads_of(record) if len(each[1]) >= LEAST)
-    return NoiseFloor(record.run_id, enough) if enough else None
+    found, names = _labelled(record)
+    launching = tuple(
+        each.label(names) for each in found if each.parameters.get("workload") == _LAUNCH
+    )
+    return NoiseFloor(record.run_id, enough, launching) if enough else None
 
 
 def workloads_of(record: Record) -> tuple[tuple[str, tuple[float, ...]], ...]:
     """Of a run of noise-floor: one figure per valid process of A, by workload, however few."""
+    found, names = _labelled(record)
+    return tuple((each.label(names), each.figures(_METRIC)) for each in found)
+
+
+def _labelled(record: Record) -> tuple[tuple[Configuration, ...], list[str]]:
+    """The configurations of A against A, and the parameters that tell them apart."""
     found = statistics.configurations(r for r in record.rows if not r.parameters.get(_PLANTED))
     names = [name for name in statistics.varying(found) if name != _PLANTED]
     if not names and found:
         names = [name for name in ("workload", "size") if name in found[0].parameters]
-    return tuple((each.label(names), each.figures(_METRIC)) for each in found)
+    return found, names
 
 
 class Floors:
@@ -160,7 +178,11 @@ class Floors:
         known = {floor.run_id: floor for floor in floors if floor is not None}
         if not floors or any(floor is None for floor in floors):
             return Detectable(None, None, reason=UNKNOWN)
-        effects = [(*floor.effect(*counts), floor.run_id) for floor in known.values()]
+        device_bound = all(map(_device_binds, records))
+        effects = [
+            (*floor.effect(*counts, device_bound=device_bound), floor.run_id)
+            for floor in known.values()
+        ]
         unknown = next((effect for effect in effects if effect[0].least is None), None)
         if unknown is not None:
             return Detectable(None, None, run_id=unknown[2], reason=unknown[0].reason)
@@ -170,6 +192,12 @@ class Floors:
         if math.isfinite(ratio) and ratio > 0:
             within = abs(math.log(ratio)) <= math.log1p(least)
         return Detectable(least, within, workload, run_id)
+
+
+def _device_binds(record: Record) -> bool:
+    """Whether every row found out, and says, that the device binds it and not its launches."""
+    rows = record.valid_rows()
+    return bool(rows) and all(row.facts.get("bound_by") == "device" for row in rows)
 
 
 def _place(record: Record) -> _Place:

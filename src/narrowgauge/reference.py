@@ -13,17 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from narrowgauge.errors import UsageError
+from narrowgauge.ladder import climbs_of, ladder_markdown
 from narrowgauge.noise import Floors
 from narrowgauge.tables import markdown_table
 from narrowgauge_contract.codec import dumps
 from narrowgauge_contract.outcome import Metric
 from narrowgauge_contract.record import Record, load_record
+from narrowgauge_contract.spec import parse_spec
 
 __all__ = ["MOST_BYTES", "MOST_SAMPLES", "export", "reduce_record", "render_tables", "update_page"]
 
 MOST_SAMPLES = 200
 MOST_BYTES = 1_000_000
-_MARKER = re.compile(r"(<!-- table: ([^>]+?) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
+_MARKER = re.compile(r"(<!-- (table|ladder): ([^>]+?) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 
 
 def reduce_record(record: Record) -> Record:
@@ -93,24 +95,37 @@ def _device(record: Record) -> str:
 
 
 def render_tables(page: str, folder: Path) -> str:
-    """Fill every `<!-- table: DEVICE/RUN metric,… -->` of an experiment's page from its references.
+    """Fill every `<!-- table: DEVICE/RUN metric,… -->` of an experiment's page from its references,
+    and every `<!-- ladder: DEVICE/RUN NAME -->` with the drawing of that name, as a table.
 
     Beside ratios stands the noise floor that is among the references of the same experiments.
-    Raises UsageError for a marker whose record is not there.
+    Raises UsageError for a marker whose record or drawing is not there.
     """
     floors = Floors.in_references(folder.parent)
 
     def fill(match: re.Match[str]) -> str:
-        where, _, metrics = match.group(2).strip().partition(" ")
+        begin, kind, said, _, end = match.groups()
+        where, _, words = said.strip().partition(" ")
         path = folder / "reference" / f"{where}.json.gz"
         if not path.is_file():
-            raise UsageError(f"the table '{match.group(2).strip()}' has no record {path}")
+            raise UsageError(f"the {kind} '{said.strip()}' has no record {path}")
         record = load_record(path)
-        chosen = [name.strip() for name in metrics.split(",") if name.strip()]
-        table = markdown_table(record, floors, chosen)
-        return f"{match.group(1)}{table}{_source(record)}\n{match.group(4)}"
+        if kind == "ladder":
+            return f"{begin}{_ladder(record, words.strip(), floors)}{_source(record)}\n{end}"
+        chosen = [name.strip() for name in words.split(",") if name.strip()]
+        return f"{begin}{markdown_table(record, floors, chosen)}{_source(record)}\n{end}"
 
     return _MARKER.sub(fill, page)
+
+
+def _ladder(record: Record, name: str, floors: Floors) -> str:
+    """The ladder of that name, without its title."""
+    drawings = parse_spec(record.spec, where=f"the record of {record.run_id}").drawings
+    ladder = next((d.ladder for d in drawings if d.name == name and d.ladder is not None), None)
+    if ladder is None:
+        raise UsageError(f"{record.run_id} declares no ladder '{name}'")
+    _, _, table = ladder_markdown("", climbs_of(ladder, record, floors)).partition("\n\n")
+    return table
 
 
 def _source(record: Record) -> str:

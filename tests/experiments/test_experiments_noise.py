@@ -135,6 +135,23 @@ def test_every_workload_runs_and_says_what_it_measured(tmp_path: Path, workload:
     assert row.validity.valid
 
 
+@pytest.mark.parametrize(("workload", "hidden"), [("copy", True), ("launch", False)])
+def test_only_launch_has_its_launches_in_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workload: str, hidden: bool
+) -> None:
+    plans: List[TimingPlan] = []
+
+    def compared(*given: Any) -> Comparison:
+        plans.append(given[3])
+        return _comparison(6)
+
+    monkeypatch.setattr(_module("run"), "interleave", compared)
+
+    _run(tmp_path, f"workload={workload}")
+
+    assert [plan.hide_launches for plan in plans] == [hidden, hidden]
+
+
 def test_a_comparison_that_went_astray_makes_the_row_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

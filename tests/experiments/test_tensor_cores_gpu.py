@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typing import Dict, Tuple
 
 import pytest
 import torch
-from tensor_cores_cases import EXPERIMENTS
+from tensor_cores_cases import EXPERIMENTS, module
 
 from narrowgauge_contract.outcome import Outcome, Row, load_outcome
 from narrowgauge_lab import precision, torch_compat
@@ -122,6 +123,28 @@ def test_a_graph_replays_what_was_probed(tmp_path: Path) -> None:
         values = sorted(row.metric("latency").values)
         middle[row.facts["engine_ran"]] = values[len(values) // 2]
     assert middle["cuda-graph"] < middle["eager"]
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_a_replayed_graph_keeps_what_it_reads(precision: str) -> None:
+    """Weights, inputs and buffers: what nobody keeps, the next allocation writes over."""
+    device = torch.device("cuda")
+    if not torch_compat.graphs_available(device):
+        pytest.skip("this torch has no CUDA graphs")
+    torch.manual_seed(0)
+    setup = module("setups").Setup(
+        precision=precision, layout="channels_last", fold=True, engine="graph"
+    )
+    model = module("network").INFERENCE["resnet50-tiny"].build()
+    images = torch.rand(8, 3, 32, 32)
+    network = module("engines").make_ready(model, images, setup, device, "auto")
+    first = network.call().clone()
+    del model, images
+    gc.collect()
+    overwriting = [torch.full((1 << 20,), float("nan"), device=device) for _ in range(64)]
+    overwriting += [torch.full((1 << 12,), float("nan"), device=device) for _ in range(512)]
+
+    assert torch.equal(network.call(), first)
 
 
 @pytest.mark.slow

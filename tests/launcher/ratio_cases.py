@@ -79,11 +79,12 @@ def noise_run(
     repeats: int = 10,
     planted: tuple[float, ...] = (0.0,),
     noisy: str = "copy",
+    workloads: tuple[str, str] = ("copy", "matmul"),
 ) -> RunFolder:
     """A recorded run of noise-floor with so much noise from process to process; of the two
     workloads, `noisy` has twice as much."""
     spec = parse_spec(NOISE_SPEC)
-    overrides = {"workload": ("copy", "matmul"), "planted": planted}
+    overrides = {"workload": workloads, "planted": planted}
     profile = {"smoke": "smoke"}.get(run_id, "short")
     spec = dataclasses.replace(
         spec,

@@ -142,6 +142,21 @@ class TestBeside:
         assert small.text.endswith(", ratio within it")
         assert _beside(floors, 1 / 1.001, record).within is True
 
+    def test_the_hosts_noise_is_left_out_where_the_device_binds(self, tmp_path: Path) -> None:
+        """Only where every row says so: one that does not may be bound by its launches."""
+        noise_run(tmp_path, spread=0.02, noisy="launch", workloads=("copy", "launch"), repeats=30)
+        record = bench_run(tmp_path).record()
+        bound = [dataclasses.replace(row, facts={"bound_by": "device"}) for row in record.rows]
+        launches = dataclasses.replace(bound[0], facts={"bound_by": "launches"})
+        floors = Floors.in_store(Store(tmp_path))
+
+        device = _beside(floors, 1.0, dataclasses.replace(record, rows=tuple(bound)))
+        mixed = _beside(floors, 1.0, dataclasses.replace(record, rows=(launches, *bound[1:])))
+
+        assert (device.workload, mixed.workload) == ("workload=copy", "workload=launch")
+        assert _beside(floors, 1.0, record).workload == "workload=launch"
+        assert (device.least or 0) < (mixed.least or 0)
+
     def test_it_is_of_times_only(self, tmp_path: Path) -> None:
         noise_run(tmp_path)
         record = bench_run(tmp_path).record()

@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
+from ratio_cases import bench_run
 from result_cases import host, recorded, with_row
 
 from narrowgauge.errors import UsageError
@@ -123,6 +124,22 @@ class TestTables:
 
         update_page(folder, check=False, say=lambda _: None)
         update_page(folder, check=True, say=lambda _: None)
+
+    def test_a_ladder_is_put_between_its_marks(self, tmp_path: Path) -> None:
+        record = bench_run(tmp_path / "results").record()
+        folder = tmp_path / "experiments" / "bench"
+        stored = export(record, folder.parent)
+        marker = f"<!-- ladder: {stored.parent.name}/{record.run_id} ladder -->"
+
+        page = render_tables(f"{marker}\n<!-- /ladder -->\n", folder)
+
+        assert "times as fast as the rung before" in page
+        assert "% of the end-to-end log ratio" in page
+        assert page.endswith(f"record `{record.run_id}`.\n\n<!-- /ladder -->\n")
+        with pytest.raises(UsageError, match="no ladder 'stairs'"):
+            render_tables(
+                marker.replace(" ladder -->", " stairs -->") + "\n<!-- /ladder -->", folder
+            )
 
     def test_a_marker_without_its_record_is_an_error(self, tmp_path: Path) -> None:
         page = "<!-- table: h200/none -->\n<!-- /table -->\n"

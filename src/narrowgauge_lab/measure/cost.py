@@ -166,8 +166,8 @@ def _bytes_of(tensor: torch.Tensor) -> int:
 def peak_memory(device: torch.device, call: Callable[[], Any]) -> int:
     """The most bytes in use at once while `call` runs.
 
-    CUDA: the peak of torch's allocator, everything that was there before included (weights,
-    inputs, pools of captured graphs), and nothing that libraries allocate by themselves.
+    CUDA: what torch's allocator holds of the card at the peak, in whole segments: weights, inputs
+    and the pools of captured graphs included, and nothing that libraries allocate by themselves.
     CPU: how far the resident set of this process rose above where it stood, after free pages went
     back to the system: what the call adds to weights and inputs, in whole pages. Once for each
     process, before anything like it has run: a library keeps the workspace of its first call.
@@ -175,10 +175,12 @@ def peak_memory(device: torch.device, call: Callable[[], Any]) -> int:
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+        # Held, not allocated: what a graph's replay uses counts as free between replays.
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         call()
         torch.cuda.synchronize(device)
-        return int(torch.cuda.max_memory_allocated(device))
+        return int(torch.cuda.max_memory_reserved(device))
     before = _reset_resident_peak()
     call()
     return max(0, _resident_peak() - before)
