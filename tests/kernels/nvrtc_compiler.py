@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import locale
 import sys
 from pathlib import Path
 
@@ -30,12 +29,15 @@ def find_library(search_path=None):
 
 @contextlib.contextmanager
 def _kept_locale():
-    """NVRTC sets the process's locale to C, which makes Python read files as ASCII from then on."""
-    before = locale.setlocale(locale.LC_ALL)
+    """NVRTC gives its caller's thread the locale C, in which Python reads files as ASCII from then
+    on. `locale.setlocale` does not see that: it speaks of the process's locale."""
+    uselocale = ctypes.CDLL(None).uselocale
+    uselocale.restype, uselocale.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    before = uselocale(None)
     try:
         yield
     finally:
-        locale.setlocale(locale.LC_ALL, before)
+        uselocale(before)
 
 
 class Nvrtc:

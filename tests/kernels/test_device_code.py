@@ -81,10 +81,12 @@ def test_a_mistake_is_reported_with_the_compilers_log(nvrtc, tmp_path):
 
 
 def test_the_locale_survives(nvrtc):
-    """NVRTC changes it behind the back of every later test that reads a file."""
-    before = locale.setlocale(locale.LC_ALL)
+    """The thread's, by which Python reads files, and the process's."""
+    before = locale.nl_langinfo(locale.CODESET), locale.setlocale(locale.LC_ALL)
+
     nvrtc.compile(HEADERS[0], "7.0", HEADERS[0].parent)
-    assert locale.setlocale(locale.LC_ALL) == before
+
+    assert (locale.nl_langinfo(locale.CODESET), locale.setlocale(locale.LC_ALL)) == before
 
 
 def test_a_missing_nvrtc_names_the_line_that_installs_it(tmp_path):
