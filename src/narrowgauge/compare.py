@@ -16,7 +16,7 @@ from narrowgauge import statistics
 from narrowgauge.errors import UsageError
 from narrowgauge.noise import MEANING, UNKNOWN, Detectable, Floors
 from narrowgauge.statistics import Configuration, Interval, Summary, word
-from narrowgauge.view import format_value, metric_names, number, unit_of
+from narrowgauge.view import format_value, metric_names, number, unit_of, widen
 from narrowgauge_contract.codec import encode
 from narrowgauge_contract.record import Record, disagreements
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["Comparison", "Pair", "compare", "comparison_json", "print_comparison"]
-
-#: A pipe has no width; a log should not be broken where a terminal would be.
-_LEAST_WIDTH = 110
 
 
 @dataclass(frozen=True)
@@ -173,8 +170,7 @@ def print_comparison(found: Comparison, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    if not console.is_terminal:
-        console.width = max(console.width, _LEAST_WIDTH)
+    widen(console)
     console.print(Text.assemble(("left   ", "bold"), found.left))
     console.print(Text.assemble(("right  ", "bold"), found.right))
     for difference in found.differences:

@@ -21,6 +21,7 @@ from narrowgauge.remarks import remarks, two_modes
 from narrowgauge.statistics import Configuration, word
 from narrowgauge.store import Entry, RunFolder, RunState
 from narrowgauge.view import (
+    LEAST_WIDTH,
     RunView,
     format_value,
     load_view,
@@ -29,6 +30,7 @@ from narrowgauge.view import (
     spark,
     unit_of,
     warnings_of,
+    widen,
 )
 from narrowgauge_contract.outcome import Row, Status
 from narrowgauge_contract.traces import TRACE_FILE
@@ -48,14 +50,11 @@ _STYLES = {
 _ROWS = 12
 _LOG_LINES = 8
 _CURVE = 16
-#: A pipe has no width; a log should not be broken where a terminal would be.
-_LEAST_WIDTH = 110
 
 
 def show_run(folder: RunFolder, console: Console, floors: Floors) -> None:
     """Print everything a reader needs to know of one run, whatever state it is in."""
-    if not console.is_terminal:
-        console.width = max(console.width, _LEAST_WIDTH)
+    widen(console)
     view = load_view(folder)
     console.print(_header(view, console.is_terminal))
     if view.problem is not None:
@@ -316,10 +315,9 @@ def print_results(entries: Sequence[Entry], console: Console, *, filtered: bool 
 
     `filtered`: a list that is empty does not mean that there are no runs.
     """
-    if not console.is_terminal:
-        console.width = max(console.width, _LEAST_WIDTH)
+    widen(console)
     columns = ["run", "profile", "status", "took", "valid", "headline"]
-    left_out = "took" if console.width < _LEAST_WIDTH else ""
+    left_out = "took" if console.width < LEAST_WIDTH else ""
     table = _table("", *(name for name in columns if name != left_out))
     for entry in entries:
         cells = dict(zip(columns, (entry.folder.name, *_result_cells(entry)), strict=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from narrowgauge import statistics
 from narrowgauge.store import RunFolder, RunState, read_entry
@@ -20,7 +20,11 @@ from narrowgauge_contract.outcome import Metric
 from narrowgauge_contract.record import Record, compose
 from narrowgauge_contract.spec import ExperimentSpec, parse_spec
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 __all__ = [
+    "LEAST_WIDTH",
     "RunView",
     "format_value",
     "load_view",
@@ -28,8 +32,11 @@ __all__ = [
     "spark",
     "to_json",
     "warnings_of",
+    "widen",
 ]
 
+#: A pipe has no width; a log should not be broken where a terminal would be.
+LEAST_WIDTH = 110
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -210,3 +217,9 @@ def _configuration(
         "invalid_because": list(reasons),
         "metrics": summaries,
     }
+
+
+def widen(console: Console) -> None:
+    """Give a console that is no terminal at least LEAST_WIDTH columns."""
+    if not console.is_terminal:
+        console.width = max(console.width, LEAST_WIDTH)
