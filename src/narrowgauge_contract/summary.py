@@ -203,7 +203,17 @@ def summary_blocks(summary: Summary, rows: Sequence[Row]) -> Tuple[Block, ...]:
         if name != summary.parameter
         and len({repr(row.parameters.get(name)) for row in wanted}) > 1
     ]  # fmt: skip
-    return tuple(_block(summary, group, different) for group in groups.values())
+    return tuple(
+        _block(summary, group, different)
+        for group in groups.values()
+        if not _left_out(group, summary.metric)
+    )
+
+
+def _left_out(rows: Sequence[Row], metric: str) -> bool:
+    """Whether these rows were never meant to have the metric: some are valid, and none has it."""
+    valid = [row for row in rows if row.validity.valid]
+    return bool(valid) and not _measured(valid, metric)
 
 
 def _block(summary: Summary, rows: Sequence[Row], different: Sequence[str]) -> Block:

@@ -68,7 +68,7 @@ def test_a_marker_reaches_the_page(tmp_path: Path) -> None:
         main(["--check"], tmp_path)
 
 
-@pytest.mark.parametrize("name", ["energy", "images", "launcher"])
+@pytest.mark.parametrize("name", ["energy", "harness", "images", "launcher"])
 def test_the_table_of_a_benchmark_is_that_of_its_samples(name: str) -> None:
     folder = ROOT / "benchmarks" / name
     page = (folder / "README.md").read_text(encoding="utf-8")

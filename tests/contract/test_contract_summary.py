@@ -155,6 +155,13 @@ def test_a_row_without_the_metric_says_so() -> None:
     assert first == "AMP (opt level O3): no valid row (no metric 'seconds')"
 
 
+def test_rows_that_were_never_to_have_the_metric_have_no_summary() -> None:
+    assert summary_lines(_summary(), [_row("fp16", None), _row("fp32", None)]) == ()
+
+    hot = _row("fp32", None, reasons=["hot"])
+    assert "no valid row (hot)" in "\n".join(summary_lines(_summary(), [hot]))
+
+
 def test_further_parameters_make_blocks_of_their_own() -> None:
     rows = [_row(p, s, width=w) for w in (1, 100) for p, s in (("fp16", 1.0), ("fp32", 2.0))]
 
