@@ -43,6 +43,7 @@ __all__ = ["print_results", "show_run"]
 _STYLES = {
     Status.COMPLETE: ("✔", "green"),
     Status.FAILED: ("✘", "red"),
+    Status.SKIPPED: ("–", "dim"),
     Status.INTERRUPTED: ("■", "yellow"),
     Status.UNFINISHED: ("…", "yellow"),
 }

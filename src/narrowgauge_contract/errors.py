@@ -21,6 +21,7 @@ __all__ = [
     "ExperimentFileError",
     "NarrowgaugeError",
     "NotApplicableError",
+    "SkippedError",
     "UnknownNameError",
     "UsageError",
     "nearest",
@@ -122,6 +123,11 @@ class NotApplicableError(NarrowgaugeError):
     """The experiment cannot run on this target or host; the message names what can."""
 
     exit_code = ExitCode.NOT_APPLICABLE
+
+
+class SkippedError(NotApplicableError):
+    """A row's host lacks what the row was to measure, as hosts may: the row is skipped, with the
+    reason, and the run is none the worse for it."""
 
 
 class DamagedRecordError(NarrowgaugeError):

@@ -243,4 +243,7 @@ def _data_sets(
         chosen = [str(value) for value in values[spec.data_parameter]]
         synthetic = SYNTHETIC in chosen
         names += [name for name in chosen if name != SYNTHETIC]
+    for parameter, sets in spec.data_where.items():
+        for value in values[parameter]:
+            names += sets.get(str(value), ())
     return tuple(dict.fromkeys(names)), synthetic

@@ -37,10 +37,12 @@ OUTCOME_FORMAT = 1
 
 
 class Status(str, enum.Enum):
-    """How a row or a run ended. `unfinished`: nobody wrote its end (killed)."""
+    """How a row or a run ended. `unfinished`: nobody wrote its end (killed). `skipped`: only a row,
+    whose host lacks what it was to measure, as it said itself."""
 
     COMPLETE = "complete"
     FAILED = "failed"
+    SKIPPED = "skipped"
     INTERRUPTED = "interrupted"
     UNFINISHED = "unfinished"
 
@@ -208,7 +210,9 @@ class _RowFold:
     def row(self) -> Row:
         reasons = list(self.reasons)
         if self.status is not Status.COMPLETE:
-            reasons.append(f"the row did not complete: {_ending(self.status, self.error)}")
+            ending = _ending(self.status, self.error)
+            skipped = self.status is Status.SKIPPED
+            reasons.append(ending if skipped else f"the row did not complete: {ending}")
         return Row(
             *self.head,
             status=self.status,
@@ -228,6 +232,8 @@ def _ending(status: Status, error: Optional[ErrorInfo]) -> str:
     """How a row ended, with the first line of what stopped it: reasons are shown in tables."""
     if error is None:
         return status.value
+    if status is Status.SKIPPED:
+        return f"{status.value}: " + ": ".join(filter(None, (error.what, error.why)))
     what = error.what.strip().partition("\n")[0]
     return f"{status.value} ({error.kind}: {what})"
 

@@ -147,6 +147,7 @@ class Profile:
 class ExperimentSpec:
     """An experiment as declared. `source` is the parsed TOML, embedded in the Job as data.
 
+    `data_where`: by parameter and value, the sets that are read where the parameter has the value.
     `closing`: the lines that the experiment has to say of a run, as `[summary]` declares them.
     `preload`: modules of torch that every row would import; the rows' parent does it once.
     """
@@ -165,6 +166,7 @@ class ExperimentSpec:
     closing: Optional[Summary]
     source: Dict[str, Any]
     preload: Tuple[str, ...] = ()
+    data_where: Dict[str, Dict[str, Tuple[str, ...]]] = dataclasses.field(default_factory=dict)
 
     def parameter(self, name: str) -> Parameter:
         """The parameter of that name or alias, `profile` included. Raises UnknownNameError."""
@@ -223,7 +225,7 @@ def parse_spec(document: Mapping[str, Any], where: str = "experiment.toml") -> E
     }
     _check_aliases(parameters, where)
     data = table_of(document, "data", where)
-    only(data, ("sets", "parameter"), f"{where} [data]")
+    only(data, ("sets", "parameter", "where"), f"{where} [data]")
     data_parameter = data.get("parameter")
     if data_parameter is not None and data_parameter not in parameters:
         raise ExperimentFileError(f"{where} [data]: no parameter '{data_parameter}'")
@@ -244,7 +246,23 @@ def parse_spec(document: Mapping[str, Any], where: str = "experiment.toml") -> E
         closing=_parse_closing(document, parameters, where),
         source=dict(document),
         preload=_preload(requires, f"{where} [requires]"),
+        data_where=_data_where(data, parameters, f"{where} [data"),
     )
+
+
+def _data_where(
+    data: Mapping[str, Any], parameters: Mapping[str, Parameter], where: str
+) -> Dict[str, Dict[str, Tuple[str, ...]]]:
+    """`[data.where.PARAMETER]`, of tables VALUE = ["set", …]; values are those of a choice."""
+    found: Dict[str, Dict[str, Tuple[str, ...]]] = {}
+    for name in table_of(data, "where", f"{where}]"):
+        if name not in parameters or parameters[name].type != "choice":
+            raise ExperimentFileError(f"{where}.where]: '{name}' is no parameter of type choice")
+        place = f"{where}.where.{name}]"
+        values = table_of(data["where"], name, place)
+        only(values, parameters[name].choices, place)
+        found[name] = {value: names_of(values, value, place) for value in values}
+    return found
 
 
 def _preload(requires: Mapping[str, Any], where: str) -> Tuple[str, ...]:

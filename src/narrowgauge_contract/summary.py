@@ -12,16 +12,21 @@
     heading = "Results summary ({batch*iterations} images)"
     line = "{name}: {value:.2f} seconds ({ratio:.2f} x full precision speed)"
 
-`each`, `heading` and `line` may each be left out. In `each` and `line`, `{name}` is what `names`
-says, `{value}` the figure, and `{ratio}` how many times as good as the baseline it is: baseline /
-value where less is better, else value / baseline. Everywhere, the name of a parameter is its value,
-and `{facts.NAME}` a fact of the first row that has it, valid ones before others. Numbers may be
-multiplied, `{value*iterations}`, and take a format: `.2f`, `,`, `d`, …
+    table = "| Model | Latency |"           # instead of a heading per block: one, above all lines
+
+`each`, `heading` and `line` may each be left out; `table` needs `line` and no others. In `each` and
+`line`, `{name}` is what `names` says, `{value}` the figure, and `{ratio}` how many times as good as
+the baseline it is: baseline / value where less is better, else value / baseline. There too,
+`{metrics.NAME}` is the figure of another metric, and `{base.NAME}` that of the baseline.
+Everywhere, the name of a parameter is its value, and `{facts.NAME}` a fact of the first row that
+has it, valid ones before others. Numbers may be multiplied, `{value*iterations}`,
+`{metrics.latency*1000}`, and take a format: `.2f`, `,`, `d`, …
 
 Where rows differ in further parameters, each combination of these gets its own lines, headed by
 what it is. A value without rows is left out; without a valid row its line says why instead. Without
 a valid row of the baseline, a line keeps its words but those in parentheses around `{ratio}`, and
-says why there is none.
+says why there is none. In a table the baseline's own line is left out where there are others, a
+figure that is missing is a dash, and why there is no valid row stands behind the line.
 """
 
 from __future__ import annotations
@@ -29,12 +34,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from string import Formatter
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from narrowgauge_contract.drawing import named_parameter, named_values, values_of
 from narrowgauge_contract.errors import ExperimentFileError
 from narrowgauge_contract.figures import figure, median
+from narrowgauge_contract.templates import (
+    MISSING,
+    check_template,
+    fill,
+    mentions,
+    terms_of,
+    word,
+)
 from narrowgauge_contract.toml_checks import only, text_of
 
 if TYPE_CHECKING:
@@ -54,11 +66,10 @@ _KEYS = (
     "each",
     "heading",
     "line",
+    "table",
 )
 #: What a line has of its own, beside parameters and facts.
 _OWN = ("name", "value", "ratio")
-#: With a precision comes a letter: `.2` alone is a format of floats, and whole numbers refuse it.
-_FORMAT = re.compile(r",?(\.\d{1,2}[efg%])?|,?d")
 _RATIO_IN_PARENTHESES = re.compile(r"\s*\([^(){}]*\{(?:[^{}]*\*)?ratio[^{}]*\}[^()]*\)")
 
 
@@ -76,10 +87,11 @@ class Summary:
     each: str
     heading: str
     line: str
+    table: str = ""
 
     def name_of(self, value: Optional[Scalar]) -> str:
         """What a value of the parameter is called."""
-        return _word(value) if value is None else self.names.get(value, _word(value))
+        return word(value) if value is None else self.names.get(value, word(value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,12 +130,7 @@ def parse_summary(
     better = body.get("better", "less")
     if better not in ("less", "more"):
         raise ExperimentFileError(f"{where}: better is 'less' or 'more'")
-    templates = {key: body.get(key, "") for key in ("each", "heading", "line")}
-    if not templates["each"] and not templates["line"]:
-        raise ExperimentFileError(f"{where} says neither 'each' nor 'line'")
-    for key, template in templates.items():
-        own = () if key == "heading" else _OWN if baseline is not None else _OWN[:2]
-        _check_template(template, own, parameters, f"{where} {key}")
+    templates = _templates(body, parameters, baseline is not None, where)
     return Summary(
         parameter=parameter.name,
         metric=metric,
@@ -135,7 +142,28 @@ def parse_summary(
         each=templates["each"],
         heading=templates["heading"],
         line=templates["line"],
+        table=templates["table"],
     )
+
+
+def _templates(
+    body: Mapping[str, Any], parameters: Mapping[str, Parameter], compares: bool, where: str
+) -> Dict[str, str]:
+    templates = {key: body.get(key, "") for key in ("each", "heading", "line", "table")}
+    if not templates["each"] and not templates["line"]:
+        raise ExperimentFileError(f"{where} says neither 'each' nor 'line'")
+    if templates["table"] and (templates["each"] or templates["heading"] or not templates["line"]):
+        raise ExperimentFileError(f"{where}: 'table' goes with 'line', not 'each' or 'heading'")
+    own = _OWN if compares else _OWN[:2]
+    tables = ("facts", "metrics", "base") if compares else ("facts", "metrics")
+    for key, template in templates.items():
+        if key in ("each", "line"):
+            check_template(template, own, tables, parameters, f"{where} {key}")
+        elif key == "heading":
+            check_template(template, (), ("facts",), parameters, f"{where} {key}")
+        elif not isinstance(template, str):
+            raise ExperimentFileError(f"{where} {key} should be a text")
+    return templates
 
 
 def _parse_where(body: Any, parameters: Mapping[str, Parameter], where: str) -> Dict[str, Scalar]:
@@ -145,36 +173,11 @@ def _parse_where(body: Any, parameters: Mapping[str, Parameter], where: str) -> 
     return {name: parameters[name].check(value) for name, value in body.items()}
 
 
-def _check_template(
-    template: Any, own: Tuple[str, ...], parameters: Mapping[str, Parameter], where: str
-) -> None:
-    """Refuse at parsing what could only fail, or read an attribute, when a run is over."""
-    if not isinstance(template, str):
-        raise ExperimentFileError(f"{where} should be a text")
-    try:
-        parts = list(Formatter().parse(template))
-    except ValueError as error:
-        raise ExperimentFileError(f"{where}: {error}") from error
-    for _, field, form, conversion in parts:
-        if field is None:
-            continue
-        for term in field.split("*"):
-            known = term in own or term in parameters
-            if not known and not re.fullmatch(r"facts\.[a-z][a-z0-9_]*", term):
-                options = ", ".join((*own, *parameters, "facts.NAME"))
-                raise ExperimentFileError(
-                    f"{where}: '{{{field}}}' is nothing that it knows",
-                    next_step=f"Known: {options}",
-                )
-        if conversion or not _FORMAT.fullmatch(form or ""):
-            raise ExperimentFileError(f"{where}: '{{{field}}}' has a format that is not like .2f")
-
-
 def summary_lines(summary: Summary, rows: Sequence[Row]) -> Tuple[str, ...]:
     """What to print, line by line, with an empty line between blocks."""
     lines: List[str] = []
     for block in summary_blocks(summary, rows):
-        lines += [""] if lines else []
+        lines += [""] if lines and not summary.table else []
         lines += [block.label] if block.label else []
         lines += [line.text for line in block.each]
         lines += [block.heading] if block.heading else []
@@ -203,11 +206,13 @@ def summary_blocks(summary: Summary, rows: Sequence[Row]) -> Tuple[Block, ...]:
         if name != summary.parameter
         and len({repr(row.parameters.get(name)) for row in wanted}) > 1
     ]  # fmt: skip
-    return tuple(
-        _block(summary, group, different)
-        for group in groups.values()
-        if not _left_out(group, summary.metric)
-    )
+    kept = [group for group in groups.values() if not _left_out(group, summary.metric)]
+    if summary.table:
+        return tuple(
+            _table_block(summary, group, summary.table if first else "")
+            for first, group in zip((True, *[False] * len(kept)), kept)
+        )
+    return tuple(_block(summary, group, different) for group in kept)
 
 
 def _left_out(rows: Sequence[Row], metric: str) -> bool:
@@ -216,15 +221,25 @@ def _left_out(rows: Sequence[Row], metric: str) -> bool:
     return bool(valid) and not _measured(valid, metric)
 
 
-def _block(summary: Summary, rows: Sequence[Row], different: Sequence[str]) -> Block:
+def _table_block(summary: Summary, rows: Sequence[Row], heading: str) -> Block:
+    lines = _lines_of(summary, rows)
+    others = [each for each in lines if each.value != summary.baseline]
+    return Block("", (), heading, tuple(each.cells(summary.line) for each in others or lines))
+
+
+def _lines_of(summary: Summary, rows: Sequence[Row]) -> List[_Lines]:
     by_value: Dict[Scalar, List[Row]] = {value: [] for value in summary.order}
     for row in rows:
         by_value[row.parameters[summary.parameter]].append(row)
-    lines = [_Lines(summary, by_value, value) for value, found in by_value.items() if found]
+    return [_Lines(summary, by_value, value) for value, found in by_value.items() if found]
+
+
+def _block(summary: Summary, rows: Sequence[Row], different: Sequence[str]) -> Block:
+    lines = _lines_of(summary, rows)
     heading = ""
     if summary.heading:
-        heading = _fill(summary.heading, _with_all_facts(rows), {})
-    label = ", ".join(f"{name}={_word(rows[0].parameters[name])}" for name in different)
+        heading = fill(summary.heading, _with_all_facts(rows), {})
+    label = ", ".join(f"{name}={word(rows[0].parameters[name])}" for name in different)
     return Block(
         label,
         tuple(each.line(summary.each) for each in lines) if summary.each else (),
@@ -251,6 +266,7 @@ class _Lines:
     ) -> None:
         self.summary, self.value = summary, value
         self.name = summary.name_of(value)
+        self.all_rows = rows[value]
         self.rows = _measured(rows[value], summary.metric)
         base = rows[summary.baseline] if summary.baseline is not None else ()
         self.base_rows = _measured(base, summary.metric)
@@ -260,22 +276,45 @@ class _Lines:
     def line(self, template: str) -> Line:
         if not self.rows:
             return Line(f"{self.name}: {self.why}")
-        value = _figure(self.rows, self.summary.metric)
-        own: Dict[str, Any] = {"name": self.name, "value": value}
-        if not _mentions(template, "ratio"):
-            return Line(_fill(template, self.rows[0], own))
+        own = self._own(template)
+        value = own["value"]
+        if not mentions(template, "ratio"):
+            return Line(fill(template, self.rows[0], own))
         if not self.base_rows:
             base = self.summary.name_of(self.summary.baseline)
-            plain = _fill(self._without_ratio(template), self.rows[0], own)
+            plain = fill(self._without_ratio(template), self.rows[0], own)
             return Line(f"{plain} (no ratio: {base}: {self.base_why})")
         ratio = self._ratio(value, _figure(self.base_rows, self.summary.metric))
-        text = _fill(template, self.rows[0], {**own, "ratio": ratio})
+        text = fill(template, self.rows[0], {**own, "ratio": ratio})
         return Line(text, ratio, len(self.rows), len(self.base_rows))
+
+    def cells(self, template: str) -> Line:
+        """The line of a table: with dashes for what is missing, and why behind it."""
+        own = self._own(template)
+        ratio: Optional[float] = None
+        if self.rows and self.base_rows:
+            ratio = self._ratio(own["value"], _figure(self.base_rows, self.summary.metric))
+        own["ratio"] = MISSING if ratio is None else ratio
+        row = _with_all_facts(self.all_rows)
+        text = fill(template, row, own) + ("" if self.rows else f" {self.why}")
+        return Line(text, ratio, len(self.rows), len(self.base_rows) if self.rows else 0)
+
+    def _own(self, template: str) -> Dict[str, Any]:
+        """What the line has of its own, and every metric that it names."""
+        own: Dict[str, Any] = {"name": self.name, "value": MISSING}
+        if self.rows:
+            own["value"] = _figure(self.rows, self.summary.metric)
+        for term in terms_of(template):
+            table, _, metric = term.partition(".")
+            if table in ("metrics", "base") and metric:
+                measured = _measured(self.rows if table == "metrics" else self.base_rows, metric)
+                own[term] = _figure(measured, metric) if measured else MISSING
+        return own
 
     def _without_ratio(self, template: str) -> str:
         """The line in its own words as far as they do without the ratio."""
         for words in (_RATIO_IN_PARENTHESES.sub("", template), self.summary.each):
-            if words and not _mentions(words, "ratio"):
+            if words and not mentions(words, "ratio"):
                 return words
         metric = self.rows[0].metric(self.summary.metric)
         unit = metric.unit if metric is not None and metric.unit != "1" else ""
@@ -303,41 +342,3 @@ def _measured(rows: Sequence[Row], metric: str) -> List[Row]:
 def _figure(rows: Sequence[Row], name: str) -> float:
     samples = [row.metric(name) for row in rows]
     return median([figure(metric).value for metric in samples if metric is not None])
-
-
-def _mentions(template: str, own: str) -> bool:
-    fields = [field for _, field, _, _ in Formatter().parse(template) if field]
-    return any(own in field.split("*") for field in fields)
-
-
-def _fill(template: str, row: Row, own: Mapping[str, Any]) -> str:
-    """The template with its fields looked up; nothing is evaluated, no attribute is read."""
-    parts = []
-    for text, field, form, _ in Formatter().parse(template):
-        parts.append(text)
-        if field is not None:
-            values = [_lookup(term, row, own) for term in field.split("*")]
-            parts.append(_formatted(values, form or ""))
-    return "".join(parts)
-
-
-def _lookup(term: str, row: Row, own: Mapping[str, Any]) -> Any:
-    if term in own:
-        return own[term]
-    head, _, fact = term.partition(".")
-    return row.facts.get(fact, "?") if head == "facts" else row.parameters.get(term, "?")
-
-
-def _formatted(values: Sequence[Any], form: str) -> str:
-    if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
-        return "*".join(map(_word, values))  # a word has no format, and a missing fact no product
-    product = values[0]
-    for value in values[1:]:
-        product *= value
-    if form.endswith("d"):
-        return format(round(product), form) if math.isfinite(product) else str(product)
-    return format(product, form)
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""The files inside what a source gives: tar archives, Debian packages, or files as they lie.
+"""The files inside what a source gives: archives, wheels, Debian packages, or files as they lie.
 
 Everything is read by the standard library: a slim image has no dpkg-deb.
 """
@@ -10,18 +10,19 @@ import io
 import lzma
 import shutil
 import tarfile
+import zipfile
 import zlib
 from pathlib import Path
-from typing import BinaryIO, Callable, Dict, Iterable, Iterator, Tuple
+from typing import IO, BinaryIO, Callable, Dict, Iterable, Iterator, Tuple
 
 __all__ = ["ARCHIVES", "DAMAGED", "BadSourceError", "collect"]
 
 #: The ends of the names that are opened rather than taken.
-ARCHIVES = (".tgz", ".tar.gz", ".deb")
+ARCHIVES = (".tgz", ".tar.gz", ".deb", ".whl")
 #: Everything that reading a damaged file of these formats raises.
 DAMAGED = (
     EOFError, KeyError, ValueError,
-    gzip.BadGzipFile, lzma.LZMAError, tarfile.TarError, zlib.error,
+    gzip.BadGzipFile, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 
 _AR_MAGIC = b"!<arch>\n"
@@ -54,6 +55,22 @@ def collect(sources: Iterable[Path], wants: Wants, into: Path) -> Dict[str, Path
 
 
 def _unpack(path: Path, wants: Wants, into: Path) -> Iterator[Tuple[str, Path]]:
+    for name, content in _zipped(path, wants) if path.suffix == ".whl" else _tarred(path, wants):
+        target = into / name
+        with content, open(target, "wb") as output:
+            shutil.copyfileobj(content, output, 1 << 20)
+        yield name, target
+
+
+def _zipped(path: Path, wants: Wants) -> Iterator[Tuple[str, IO[bytes]]]:
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            name = Path(member.filename).name
+            if not member.is_dir() and wants(name):
+                yield name, archive.open(member)
+
+
+def _tarred(path: Path, wants: Wants) -> Iterator[Tuple[str, IO[bytes]]]:
     with open(path, "rb") as stream, _open_tar(path, stream) as archive:
         for member in archive:
             name = Path(member.name).name
@@ -61,10 +78,7 @@ def _unpack(path: Path, wants: Wants, into: Path) -> Iterator[Tuple[str, Path]]:
                 continue
             content = archive.extractfile(member)
             assert content is not None
-            target = into / name
-            with content, open(target, "wb") as output:
-                shutil.copyfileobj(content, output, 1 << 20)
-            yield name, target
+            yield name, content
 
 
 def _open_tar(path: Path, stream: BinaryIO) -> tarfile.TarFile:

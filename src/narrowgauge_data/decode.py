@@ -1,6 +1,7 @@
 """From the files that a source gives to the flat files that a run maps.
 
-A layout says which files it needs and how they become `{train,test}-{images,labels}.u8`.
+A layout says which files it needs and how they become `{train,test}-{images,labels}.u8`, or a
+network's `weights.*`.
 What a decoder makes is judged by its sha256 alone; it only has to fail cleanly on odd bytes.
 """
 
@@ -21,7 +22,13 @@ from narrowgauge_data.archives import DAMAGED, BadSourceError
 
 __all__ = ["LAYOUTS", "Layout", "decode", "layouts_of"]
 
-#: A decoder writes `part` ("train" or "test") from the named files.
+#: A picture of ImageNet, its number and its class.
+_IMAGENET = re.compile(r"imagenet_(\d+)_(\d+)\.jpg")
+#: Its shorter side before the middle is cropped.
+_SHORTER = 256
+_MOBILENET = "mobilenet_v2-b0353104.pth"
+
+#: What a decoder writes from: files by their names.
 Files = Mapping[str, Path]
 
 
@@ -132,6 +139,43 @@ def _batches(files: Files, suffix: str) -> Dict[str, List[str]]:
     return {"train": train, "test": [f"test_batch.{suffix}"]}
 
 
+def _imagenet_jpeg(files: Files, dataset: DataSet, into: Path) -> None:
+    """`imagenet_NUMBER_CLASS.jpg`, scaled and cropped as networks for 224×224 are tested."""
+    from narrowgauge_data.png import square_of
+
+    count, _, side, _ = dataset.file("test-images.u8").shape
+    named = {}
+    for name in files:
+        match = _IMAGENET.fullmatch(name)
+        if match is not None:
+            named[int(match.group(1))] = (name, int(match.group(2)))
+    if sorted(named) != list(range(count)):
+        numbers = ", ".join(map(str, sorted(named)))
+        raise ValueError(f"pictures 0 to {count - 1} are wanted, and these are there: {numbers}")
+    with open(into / "test-images.u8", "wb") as output:
+        for number in range(count):
+            output.write(square_of(files[named[number][0]], side, _SHORTER))
+    labels = b"".join(named[number][1].to_bytes(2, "little") for number in range(count))
+    (into / "test-labels.u8").write_bytes(labels)
+
+
+def _torch_weights(files: Files, dataset: DataSet, into: Path) -> None:
+    """A state dict as `torch.save` wrote it; it is opened only once its sha256 is known."""
+    del dataset
+    shutil.copyfile(files[_MOBILENET], into / "weights.pth")
+
+
+def _tfjs_weights(files: Files, dataset: DataSet, into: Path) -> None:
+    """What TensorFlow.js loads: a description, and the weights in shards one after another."""
+    del dataset
+    description = json.loads(files["model.json"].read_text(encoding="utf-8"))
+    (manifest,) = description["weightsManifest"]
+    (into / "weights.json").write_bytes(json.dumps(manifest["weights"]).encode())
+    with open(into / "weights.bin", "wb") as output:
+        for shard in manifest["paths"]:
+            output.write(files[shard].read_bytes())
+
+
 def _flat(files: Files, dataset: DataSet, into: Path) -> None:
     """The flat files themselves, as another host's data folder has them."""
     for flat in dataset.files:
@@ -151,6 +195,9 @@ LAYOUTS: Dict[str, Layout] = {
             library="PIL",
             package="Pillow",
         ),
-        Layout("flat", r"(train|test)-(images|labels)\.u8", _flat),
+        Layout("imagenet-jpeg", _IMAGENET.pattern, _imagenet_jpeg, library="PIL", package="Pillow"),
+        Layout("torch-weights", re.escape(_MOBILENET), _torch_weights),
+        Layout("tfjs-weights", r"model\.json|group1-shard\d+of\d+\.bin", _tfjs_weights),
+        Layout("flat", r"(train|test)-(images|labels)\.u8|weights\.(pth|json|bin)", _flat),
     )
 }

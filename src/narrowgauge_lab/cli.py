@@ -18,7 +18,7 @@ from typing import List, Optional, Tuple
 from narrowgauge_contract.codec import dumps
 from narrowgauge_contract.errors import BadValueError, ExitCode, UsageError
 from narrowgauge_contract.job import load_job
-from narrowgauge_contract.outcome import Outcome
+from narrowgauge_contract.outcome import Outcome, Status
 from narrowgauge_contract.record import HostNote, load_host_note
 from narrowgauge_contract.spec import PROFILES
 from narrowgauge_contract.summary import summary_lines
@@ -185,7 +185,8 @@ def _facts() -> int:
 def _summarise(outcome: Outcome) -> None:
     for row in outcome.rows:
         for reason in row.validity.reasons:
-            say(f"row {row.index} INVALID: {reason}")
+            said = reason if row.status is Status.SKIPPED else f"INVALID: {reason}"
+            say(f"row {row.index} {said}")
     valid = sum(row.validity.valid for row in outcome.rows)
     say(
         f"{outcome.run_id}: {outcome.status.value}, {valid} of {len(outcome.rows)} rows valid, "

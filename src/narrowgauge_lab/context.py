@@ -16,6 +16,7 @@ from typing import (
     Union,
 )
 
+import numpy as np
 import torch
 
 from narrowgauge_contract.errors import ExperimentFileError, UsageError
@@ -23,7 +24,7 @@ from narrowgauge_contract.events import EventKind, EventLog
 from narrowgauge_contract.hashing import sha256_file
 from narrowgauge_contract.job import SYNTHETIC, RowPlan
 from narrowgauge_lab.checkpoint import Checkpoints
-from narrowgauge_lab.data import FlatData, open_data, synthetic_data
+from narrowgauge_lab.data import FlatData, open_data, open_files, synthetic_data
 from narrowgauge_lab.spans import NoSpans, RecordedSpans, Spans
 
 __all__ = ["RowContext"]
@@ -85,13 +86,24 @@ class RowContext:
                 "made-up data has no shape of its own",
                 next_step="the experiment gives it one: ctx.synthetic(channels=…, size=…, …)",
             )
+        self._require_declared(name)
+        return open_data(name, self._data_root)
+
+    def files(self, name: str) -> Dict[str, np.ndarray]:
+        """The files of a declared set that is not images to train on, memory-mapped, by name.
+
+        Raises what `data` raises.
+        """
+        self._require_declared(name)
+        return open_files(name, self._data_root)
+
+    def _require_declared(self, name: str) -> None:
         if self._data_sets is not None and name not in self._data_sets:
             raise ExperimentFileError(
                 f"the experiment reads the data set '{name}', which it does not declare",
                 why=f"this run may read: {', '.join(self._data_sets) or 'none'}",
                 next_step="name it in [data] sets of its experiment.toml",
             )
-        return open_data(name, self._data_root)
 
     def synthetic(
         self, *, channels: int, size: int, classes: int, train: int, test: int

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, Optional, Sequence
+from typing import Dict, Iterator, Optional, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from narrowgauge_contract.datasets import DataSet, FlatFile, data_set
 from narrowgauge_contract.hashing import sha256_file
 from narrowgauge_lab.errors import DataCorruptError, DataUnavailableError
 
-__all__ = ["FlatData", "check_data", "open_data", "synthetic_data"]
+__all__ = ["FlatData", "check_data", "open_data", "open_files", "synthetic_data"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,17 +46,27 @@ def check_data(names: Sequence[str], root: Optional[Path]) -> None:
 
 
 def open_data(name: str, root: Optional[Path]) -> FlatData:
-    """Map the flat files of a declared set under `root`; checks their sizes, not their content.
+    """Map the flat files of a declared set of images to train on under `root`.
+
+    Raises what `open_files` raises.
+    """
+    return FlatData(data_set(name), *open_files(name, root).values())
+
+
+def open_files(name: str, root: Optional[Path]) -> Dict[str, np.ndarray]:
+    """Map every flat file of a declared set under `root`, by the files' names; checks their sizes,
+    not their content.
 
     Raises UnknownNameError, DataUnavailableError, DataCorruptError.
     """
     declaration = data_set(name)
     with _readable(declaration):
-        arrays = [
-            np.memmap(_sized_file(declaration, flat, root), np.uint8, mode="r", shape=flat.shape)
+        return {
+            flat.name: np.memmap(
+                _sized_file(declaration, flat, root), np.uint8, mode="r", shape=flat.shape
+            )
             for flat in declaration.files
-        ]
-    return FlatData(declaration, *arrays)
+        }
 
 
 def synthetic_data(

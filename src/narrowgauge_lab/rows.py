@@ -15,7 +15,7 @@ from typing import IO, Any, Callable, Dict, Optional
 
 import torch
 
-from narrowgauge_contract.errors import ExitCode
+from narrowgauge_contract.errors import ExitCode, SkippedError
 from narrowgauge_contract.events import EventKind, EventLog
 from narrowgauge_contract.job import Job, RowPlan
 from narrowgauge_contract.outcome import ErrorInfo, Status, encode_error
@@ -87,6 +87,10 @@ def _run_row(job: Job, plan: RowPlan, log: EventLog, setting: Setting) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     except _Stopped:
         status, code = Status.INTERRUPTED, ExitCode.INTERRUPTED
+    except SkippedError as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        status, error_info = Status.SKIPPED, describe(error, setting.out)[0]
+        complain(f"row {plan.index}: skipped: {error.what}")
     except BaseException as error:
         # BaseException: an experiment that calls sys.exit() must not end as a success.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

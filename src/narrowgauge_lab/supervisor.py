@@ -114,7 +114,9 @@ class Supervisor:
         status = Status.FAILED
         if error is None:
             status, code = self._verdict()
-            failed = [row.error for row in self._fold.rows() if row.error is not None]
+            # What failed before what was merely skipped.
+            rows = sorted(self._fold.rows(), key=lambda row: row.status is Status.SKIPPED)
+            failed = [row.error for row in rows if row.error is not None]
             error = failed[0] if failed and status is Status.FAILED else None
         out = self._setting.out
         data = {"status": status.value, "exit_code": int(code)}
@@ -188,7 +190,8 @@ class Supervisor:
         rows = {row.index: row for row in self._fold.rows()}
         mine = [rows.get(plan.index) for plan in self._job.rows]
         complete = [row for row in mine if row is not None and row.status is Status.COMPLETE]
-        if self._stop.asked and len(complete) < len(mine):
+        skipped = [row for row in mine if row is not None and row.status is Status.SKIPPED]
+        if self._stop.asked and len(complete) + len(skipped) < len(mine):
             return Status.INTERRUPTED, ExitCode.INTERRUPTED
         bad = [code for code in self._codes if code != ExitCode.OK]
         for decisive in _DECISIVE:
@@ -198,6 +201,8 @@ class Supervisor:
             # One reason shared by every row is the run's reason (no data, not applicable, …).
             shared = not complete and len(set(bad)) == 1 and bad[0] in set(ExitCode)
             return Status.FAILED, ExitCode(bad[0]) if shared else ExitCode.RUN_FAILED
+        if skipped and not complete:
+            return Status.FAILED, ExitCode.NOT_APPLICABLE
         if complete and not any(row.validity.valid for row in complete):
             return Status.COMPLETE, ExitCode.NO_VALID_ROW
         return Status.COMPLETE, ExitCode.OK

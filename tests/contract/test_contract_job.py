@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import List
+from typing import Any, List, Tuple
 
 import pytest
-from contract_cases import spec
+from contract_cases import document, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +16,7 @@ from narrowgauge_contract.codec import decode, dumps, write_json_atomic
 from narrowgauge_contract.errors import (
     BadValueError,
     DamagedRecordError,
+    ExperimentFileError,
     UnknownNameError,
     UsageError,
 )
@@ -28,6 +29,7 @@ from narrowgauge_contract.job import (
     resolve_all,
     shard_rows,
 )
+from narrowgauge_contract.spec import ExperimentSpec, parse_spec
 
 
 def _job(words: List[str], profile: str = "short", seed: int = 5) -> Job:
@@ -184,3 +186,39 @@ def test_a_file_that_is_no_job_is_damage(tmp_path: Path, text: str) -> None:
 
     with pytest.raises(DamagedRecordError):
         load_job(tmp_path / "job.json")
+
+
+def _with_sets(**where: Any) -> ExperimentSpec:
+    table = document()
+    table["data"] = {"where": where}
+    return parse_spec(table)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [([], ()), (["precision=fp16,bf16"], ("a", "b", "c"))]
+)
+def test_sets_are_read_where_a_parameter_has_the_value_that_needs_them(
+    words: List[str], expected: Tuple[str, ...]
+) -> None:
+    toy = _with_sets(precision={"fp16": ["a", "b"], "bf16": ["b", "c"]})
+    overrides = parse_overrides(toy, words)
+    job = resolve(toy, overrides, profile="smoke", target="cpu", seed=0, run_id="r")
+
+    assert job.data_sets == expected
+    assert not job.synthetic
+    assert job.experiment_spec().data_where == toy.data_where
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"precison": {"fp16": ["a"]}}, "'precison' is no parameter of type choice"),
+        ({"width": {"8": ["a"]}}, "'width' is no parameter of type choice"),
+        ({"precision": {"fp61": ["a"]}}, "unknown key 'fp61'"),
+        ({"precision": {"fp16": "a"}}, "should be a list of names"),
+        ({"precision": ["a"]}, "should be a table"),
+    ],
+)
+def test_sets_for_what_does_not_exist_are_refused(where: Any, message: str) -> None:
+    with pytest.raises(ExperimentFileError, match=message):
+        _with_sets(**where)

@@ -187,9 +187,59 @@ def test_a_baseline_of_zero_gives_no_figure() -> None:
     assert "nan x full" in block.lines[0].text
 
 
+CELLS: Dict[str, Any] = {
+    "each": None,
+    "heading": None,
+    "table": "| width | name | error | of | ms | × |",
+    "line": "| {width} | {name} | {metrics.error:.1E} | {base.seconds*1000:.0f} | "
+    "{value*1000:.0f} | {ratio:.2f} |",
+}
+
+
+def _with_error(row: Row, error: float) -> Row:
+    return dataclasses.replace(row, metrics=(*row.metrics, Metric("error", "1", "x", (error,))))
+
+
+def test_a_table_has_one_heading_and_the_baseline_beside_each_value() -> None:
+    rows = [
+        _with_error(_row("fp16", 1.0), 2e-3), _row("fp32", 2.0),
+        _row("bf16", 4.0, width=200), _row("fp32", 8.0, width=200),
+    ]  # fmt: skip
+
+    assert summary_lines(_summary(**CELLS), rows) == (
+        "| width | name | error | of | ms | × |",
+        "| 100 | AMP (opt level O3) | 2.0E-03 | 2000 | 1000 | 2.00 |",
+        "| 200 | AMP (opt level O2) | – | 8000 | 4000 | 2.00 |",
+    )
+    first, second = summary_blocks(_summary(**CELLS), rows)
+    assert (first.lines[0].ratio, first.lines[0].repeats) == (2.0, 1)
+    assert (first.label, second.label, second.heading) == ("", "", "")
+
+
+def test_a_table_says_behind_a_line_why_it_has_no_figures() -> None:
+    skipped = _row("fp16", None, reasons=["skipped: no such engine"])
+    table = _summary(**CELLS)
+
+    assert summary_lines(table, [skipped, _row("fp32", 2.0)])[1:] == (
+        "| 100 | AMP (opt level O3) | – | 2000 | – | – | no valid row (skipped: no such engine)",
+    )
+    assert summary_lines(table, [_row("fp16", 1.0)])[1:] == (
+        "| 100 | AMP (opt level O3) | – | – | 1000 | – |",
+    )
+    assert summary_lines(table, [_row("fp32", 2.0)])[1:] == (
+        "| 100 | Float32 | – | 2000 | 2000 | 1.00 |",
+    ), "a baseline that is alone is a line of its own"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"table": "x"}, "'table' goes with 'line'"),
+        ({"table": 7, "each": None, "heading": None}, "table should be a text"),
+        ({"line": "{base.}"}, "is nothing that it knows"),
+        ({"line": "{2*3}", "baseline": "fp32", "each": "{metrics.__class__}"}, "nothing that it"),
+        ({"heading": "{metrics.error}"}, "is nothing that it knows"),
+        ({"baseline": None, "line": "{base.error}"}, "is nothing that it knows"),
         ({"parameter": "widht"}, "no parameter 'widht'"),
         ({"parameter": "flip"}, "makes runs, not rows"),
         ({"parameter": None}, "lacks the text 'parameter'"),

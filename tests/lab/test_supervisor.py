@@ -214,6 +214,45 @@ if ctx.parameters["x"]: raise NotApplicableError("no bf16 here")
     assert outcome.exit_code == ExitCode.RUN_FAILED
 
 
+_SKIPS = """
+from narrowgauge_contract.errors import SkippedError
+if ctx.parameters["x"]: raise SkippedError("no such engine here", why="it is not installed")
+"""
+
+
+def test_a_skipped_row_is_no_failure_and_says_why(tmp_path: Path) -> None:
+    outcome, _ = run_toy(tmp_path, _SKIPS + METRIC, "x=0,1")
+
+    assert (outcome.status, outcome.exit_code) == (Status.COMPLETE, ExitCode.OK)
+    done, skipped = outcome.rows
+    assert done.validity.valid
+    assert skipped.status is Status.SKIPPED
+    assert skipped.validity.reasons == (
+        "skipped: no such engine here: it is not installed",
+    )
+    assert skipped.error is not None
+    assert skipped.error.kind == "SkippedError"
+
+
+def test_a_run_of_skipped_rows_alone_is_not_applicable(tmp_path: Path) -> None:
+    outcome, _ = run_toy(tmp_path, _SKIPS, "x=1,2")
+
+    assert (outcome.status, outcome.exit_code) == (Status.FAILED, ExitCode.NOT_APPLICABLE)
+    assert outcome.error is not None
+    assert outcome.error.why == "it is not installed"
+
+
+def test_what_failed_is_told_before_what_was_skipped(tmp_path: Path) -> None:
+    body = (
+        _SKIPS.replace('["x"]:', '["x"] == 1:') + 'if ctx.parameters["x"]: raise ValueError("two")'
+    )
+    outcome, _ = run_toy(tmp_path, body, "x=1,2")
+
+    assert (outcome.status, outcome.exit_code) == (Status.FAILED, ExitCode.RUN_FAILED)
+    assert outcome.error is not None
+    assert outcome.error.what == "two"
+
+
 def test_an_error_of_the_kernels_keeps_its_code_and_name(tmp_path: Path) -> None:
     body = """
 from narrowgauge_kernels.errors import KernelsNotBuiltError
