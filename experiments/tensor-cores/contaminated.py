@@ -14,6 +14,7 @@ import torch
 from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.measure.agreement import check_output
 from narrowgauge_lab.measure.cost import Cost, count
 from narrowgauge_lab.measure.energy import Source
 from narrowgauge_lab.measure.probe import (
@@ -22,14 +23,14 @@ from narrowgauge_lab.measure.probe import (
     require_precision,
     tf32_by_arithmetic,
 )
+from narrowgauge_lab.measure.recording import record_cost, record_energy, record_kernels
 
 from . import setups
 from .apex import Amp, patched_functions
-from .evidence import check_loss, check_output, reference_output
+from .evidence import check_loss, reference_output
 from .inference import loop_for, make_images
 from .linear import TRAINING_WARM_UPS, Bench
 from .network import Inference, Training
-from .records import record_cost, record_energy, record_kernels
 from .setups import LEVELS, MODES, Setup
 from .times import Loop, measure_times, record_times, run_unsynchronised, synchronise
 

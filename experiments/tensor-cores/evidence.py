@@ -9,24 +9,10 @@ from typing import Optional, Sequence
 import torch
 from torch import nn
 
-from narrowgauge_lab import torch_compat
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.measure import agreement
 
-__all__ = [
-    "COMPARED",
-    "Bound",
-    "bound_by",
-    "check_loss",
-    "check_output",
-    "reference_output",
-]
-
-#: So many images are computed a second time, strictly. Each image's logits are its own.
-COMPARED = 8
-
-#: A row further than this from the strict result computes something else. Rounding of random
-#: weights gives 5e-7 (fp32), 5e-3 (fp16, bf16); 8 bits depend on the network.
-_LIMITS = {"fp32": 1e-3, "tf32": 2e-2, "fp16": 5e-2, "bf16": 1e-1, "int8": 0.5, "fp8": 0.5}
+__all__ = ["Bound", "bound_by", "check_loss", "reference_output"]
 
 #: Launches bind where the host is busy queueing for this share of the time, and the device is not.
 _HOST_BUSY = 0.9
@@ -34,42 +20,9 @@ _DEVICE_IDLE = 0.8
 
 
 def reference_output(model: nn.Module, images: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Logits of the first images, strictly: float32 without TF32 on a GPU, float64 on a CPU.
-
-    `model` and `images` are float32 on the CPU, and stay so. The result is float64 on the CPU.
-    """
+    """Logits of the first images, strictly: float32 without TF32 on a GPU, float64 on a CPU."""
     dtype = torch.float32 if device.type == "cuda" else torch.float64
-    torch_compat.allow_tf32(False)
-    try:
-        with torch.no_grad():
-            strict = model.to(device=device, dtype=dtype)
-            output = strict(images[:COMPARED].to(device=device, dtype=dtype))
-    finally:
-        model.to(device="cpu", dtype=torch.float32)
-    return output.double().cpu()
-
-
-def check_output(
-    ctx: RowContext, output: torch.Tensor, reference: torch.Tensor, precision: str
-) -> None:
-    """Hold logits against the strict ones; a row with others, or with NaN, is INVALID.
-
-    Records `relative_error`: the norm of the difference over the norm of the strict logits.
-    """
-    finite = torch.isfinite(output)
-    if not bool(finite.all()):
-        bad = int(finite.numel() - finite.sum())
-        ctx.invalid(f"{bad} of {finite.numel()} outputs are not finite")
-        return
-    strict = reference.double().cpu()
-    found = output[: len(strict)].double().cpu()
-    error = float((found - strict).norm() / strict.norm())
-    ctx.metric("relative_error", error, unit="1", source="strict reference")
-    if not error <= _LIMITS[precision]:
-        ctx.invalid(
-            f"the output is off by {error:.3g} of the strict result; "
-            f"rounding to {precision} explains {_LIMITS[precision]:g} at most"
-        )
+    return agreement.reference_output(model, images, device, dtype)
 
 
 def check_loss(ctx: RowContext, loss: torch.Tensor) -> None:

@@ -10,16 +10,17 @@ import torch
 
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.measure.agreement import check_output
 from narrowgauge_lab.measure.cost import count
 from narrowgauge_lab.measure.energy import Source
 from narrowgauge_lab.measure.probe import require_precision, tf32_by_arithmetic
+from narrowgauge_lab.measure.recording import record_cost, record_energy, record_kernels
 
 from . import setups
 from .apex import patched_functions
 from .engines import make_ready
-from .evidence import check_output, reference_output
+from .evidence import reference_output
 from .network import Inference
-from .records import record_cost, record_energy, record_kernels
 from .times import Loop, measure_times, record_times
 
 __all__ = ["loop_for", "make_images", "measure"]

@@ -17,15 +17,16 @@ from torch import nn
 from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_lab import precision, torch_compat
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.measure.agreement import check_output
 from narrowgauge_lab.measure.cost import Cost, serialised_bytes
 from narrowgauge_lab.measure.energy import Source
 from narrowgauge_lab.measure.probe import observe, require_precision, tf32_by_arithmetic
+from narrowgauge_lab.measure.recording import record_cost, record_energy, record_kernels
 
 from . import setups
 from .apex import Amp, patched_functions
-from .evidence import check_loss, check_output
+from .evidence import check_loss
 from .network import Training
-from .records import record_cost, record_energy, record_kernels
 from .setups import AUTOCAST, FP32_NORMS, Setup
 from .times import Loop, measure_times, record_times
 

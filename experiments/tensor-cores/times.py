@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 
@@ -12,6 +12,7 @@ from narrowgauge_kernels.errors import KernelsNotBuiltError
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.errors import HeldTooLongError
 from narrowgauge_lab.measure import Window, window
+from narrowgauge_lab.measure.recording import record_samples
 from narrowgauge_lab.measure.state import steadily
 from narrowgauge_lab.measure.timing import Samples, TimingPlan, measure_time
 
@@ -86,26 +87,20 @@ def record_times(ctx: RowContext, times: Times, batch: int, loop: Loop) -> None:
         ctx.fact("timed", loop.timed)
         ctx.log(f"{_line(ctx.parameters['mode'])}: {times.loop.seconds:.2f} seconds")
     latency = times.latency
-    _record(ctx, "latency", "s", latency.source, list(latency.seconds), latency)
+    record_samples(ctx, "latency", latency)
     rates = [batch / seconds for seconds in latency.seconds]
-    _record(ctx, "images_per_second", "image/s", latency.source, rates, latency)
+    record_samples(ctx, "images_per_second", latency, rates, "image/s")
     if latency.source == "monotonic":
         return  # a CPU: what queues is what computes
-    _record(ctx, "enqueue", "s", "monotonic", list(latency.host_seconds), latency)
+    record_samples(ctx, "enqueue", latency, latency.host_seconds, source="monotonic")
     if times.busy is not None:
-        _record(ctx, "gpu_busy", "s", times.busy.source, list(times.busy.seconds), times.busy)
+        record_samples(ctx, "gpu_busy", times.busy)
     elif times.why_no_busy:
         ctx.fact("gpu_busy_missing", times.why_no_busy)
     busy = None if times.busy is None else times.busy.seconds
     bound = bound_by(latency.seconds, latency.host_seconds, busy)
     ctx.fact("bound_by", bound.by)
     ctx.fact("bound_by_proof", bound.proof)
-
-
-def _record(
-    ctx: RowContext, name: str, unit: str, source: str, values: List[float], samples: Samples
-) -> None:
-    ctx.metric(name, values, unit=unit, source=source, conditions=samples.conditions())
 
 
 def _line(mode: str) -> str:

@@ -16,6 +16,7 @@ from narrowgauge_contract.errors import NotApplicableError, UsageError
 from narrowgauge_contract.outcome import Metric, Row, Status, Validity
 from narrowgauge_contract.summary import summary_lines
 from narrowgauge_lab import torch_compat
+from narrowgauge_lab.measure.agreement import check_output
 
 GOLDEN = Path(__file__).parents[1] / "data" / "networks" / "torchvision-resnet50.txt"
 
@@ -194,12 +195,12 @@ class _Said:
 def test_an_output_is_held_against_the_strict_one() -> None:
     strict = torch.randn(4, 10).double()
     said = _Said()
-    module("evidence").check_output(said, (strict * 1.001).float(), strict, "tf32")
+    check_output(said, (strict * 1.001).float(), strict, "tf32")
 
     assert said.reasons == []
     assert said.metrics["relative_error"] == pytest.approx(1e-3, rel=1e-3)
-    module("evidence").check_output(said, (strict * 1.001).float(), strict, "fp32")
-    module("evidence").check_output(said, strict.flip(0).half(), strict, "fp16")
+    check_output(said, (strict * 1.001).float(), strict, "fp32")
+    check_output(said, strict.flip(0).half(), strict, "fp16")
     assert ["off by" in reason for reason in said.reasons] == [True, True]
 
 
@@ -209,7 +210,7 @@ def test_an_output_that_is_not_finite_is_invalid(bad: float) -> None:
     output[3, 2] = bad
     said = _Said()
     # Beyond the images that are compared, too.
-    module("evidence").check_output(said, output, torch.randn(2, 10).double(), "fp16")
+    check_output(said, output, torch.randn(2, 10).double(), "fp16")
     module("evidence").check_loss(said, torch.tensor(bad))
 
     assert said.reasons[0] == "1 of 40 outputs are not finite"

@@ -36,7 +36,8 @@ def test_a_clean_row_records_what_it_promises(tmp_path: Path) -> None:
     assert row.validity.valid, row.validity.reasons
     metrics = {metric.name: metric for metric in row.metrics}
     assert set(metrics) == {
-        "relative_error", "seconds", "latency", "images_per_second", "macs_per_second",
+        "relative_error", "max_error", "seconds", "latency", "images_per_second",
+        "macs_per_second",
     }  # fmt: skip
     latency, rates = metrics["latency"].values, metrics["images_per_second"].values
     assert rates == pytest.approx([2 / seconds for seconds in latency])

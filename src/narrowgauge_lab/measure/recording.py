@@ -1,9 +1,10 @@
-"""What a row costs, in work, memory and energy, and whether its speed is possible at all."""
+"""What rows of every experiment record: samples, work, memory, energy, and whether the speed is
+possible at all."""
 
 from __future__ import annotations
 
 import statistics
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence
 
 from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_lab.context import RowContext
@@ -13,7 +14,7 @@ from narrowgauge_lab.measure.kernels import kernel_names
 from narrowgauge_lab.measure.roofline import ceiling_of_precision, require_possible
 from narrowgauge_lab.measure.timing import Samples
 
-__all__ = ["record_cost", "record_energy", "record_kernels"]
+__all__ = ["record_cost", "record_energy", "record_kernels", "record_samples"]
 
 Call = Callable[[], Any]
 
@@ -23,24 +24,40 @@ _CEILING_S = 0.25
 _KERNELS = 12
 
 
+def record_samples(
+    ctx: RowContext,
+    name: str,
+    samples: Samples,
+    values: Optional[Sequence[float]] = None,
+    unit: str = "s",
+    source: str = "",
+) -> None:
+    """Record the samples' seconds, or the `values` that were made of them, as a metric."""
+    listed = list(samples.seconds if values is None else values)
+    ctx.metric(
+        name, listed, unit=unit, source=source or samples.source, conditions=samples.conditions()
+    )
+
+
 def record_cost(
     ctx: RowContext, cost: Cost, call: Call, batch: int, latency: Samples, precision: str
 ) -> None:
     """Record the work per second and its share of the measured ceiling; on a GPU also the memory.
 
-    The row is INVALID where it is faster than the ceiling leaves room for.
+    The row is INVALID where it is faster than the ceiling leaves room for. Where torch has no
+    product in `precision` that could be one, `ceiling_missing` says so.
     """
     per_call = cost.macs / cost.batch * batch
-    ctx.metric(
-        "macs_per_second",
-        [per_call / seconds for seconds in latency.seconds],
-        unit="MAC/s",
-        source=latency.source,
-        conditions=latency.conditions(),
-    )
-    limit = ceiling_of_precision(precision, ctx.device, min(_CEILING_S, ctx.parameters["limit_s"]))
-    rate = batch / statistics.median(latency.seconds)
-    require_possible(ctx, cost, rate, precision, limit)
+    rates = [per_call / seconds for seconds in latency.seconds]
+    record_samples(ctx, "macs_per_second", latency, rates, "MAC/s")
+    seconds = min(_CEILING_S, ctx.parameters["limit_s"])
+    try:
+        limit = ceiling_of_precision(precision, ctx.device, seconds)
+    except NotApplicableError as error:  # torch 1.8 has no int8 product on a GPU; TensorRT has
+        ctx.fact("ceiling_missing", f"{error.what}: {error.why}")
+    else:
+        rate = batch / statistics.median(latency.seconds)
+        require_possible(ctx, cost, rate, precision, limit)
     if ctx.device.type == "cuda":
         # On a CPU it would have to be the process's first call, which the probe has seen.
         ctx.metric("peak_memory", peak_memory(ctx.device, call), unit="B", source="torch")

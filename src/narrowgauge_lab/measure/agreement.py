@@ -1,0 +1,73 @@
+"""Whether what runs computes the right thing: logits held against those of the same weights,
+computed strictly."""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+import torch
+from torch import nn
+
+from narrowgauge_lab import torch_compat
+from narrowgauge_lab.context import RowContext
+
+__all__ = ["COMPARED", "LIMITS", "check_output", "reference_output"]
+
+#: So many images are computed a second time, strictly. Each image's logits are its own.
+COMPARED = 8
+
+#: A row further than this from the strict result computes something else. Rounding of random
+#: weights gives 5e-7 (fp32), 5e-3 (fp16, bf16); 8 bits depend on the network.
+LIMITS = {"fp32": 1e-3, "tf32": 2e-2, "fp16": 5e-2, "bf16": 1e-1, "int8": 0.5, "fp8": 0.5}
+
+
+def reference_output(
+    model: nn.Module,
+    images: torch.Tensor,
+    device: torch.device,
+    dtype: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """Logits of the first images, computed in `dtype` (TF32 off) on `device`.
+
+    `model` and `images` are float32 on the CPU, and stay so. The result is float64 on the CPU.
+    """
+    torch_compat.allow_tf32(False)
+    try:
+        with torch.no_grad():
+            strict = model.to(device=device, dtype=dtype)
+            output = strict(images[:COMPARED].to(device=device, dtype=dtype))
+    finally:
+        model.to(device="cpu", dtype=torch.float32)
+    return output.double().cpu()
+
+
+def check_output(
+    ctx: RowContext,
+    output: torch.Tensor,
+    reference: torch.Tensor,
+    precision: str,
+    source: str = "strict reference",
+    limits: Mapping[str, float] = LIMITS,
+) -> None:
+    """Hold logits against the strict ones; a row with others, or with NaN, is INVALID.
+
+    Records `relative_error`, the norm of the difference over the norm of the strict logits, and
+    `max_error`, the largest difference of a logit. NaN and infinity are counted, not compared: a
+    maximum over them can say zero.
+    """
+    finite = torch.isfinite(output)
+    if not bool(finite.all()):
+        bad = int(finite.numel() - finite.sum())
+        ctx.fact("outputs_not_finite", bad)
+        ctx.invalid(f"{bad} of {finite.numel()} outputs are not finite")
+        return
+    strict = reference.double().cpu()
+    difference = output[: len(strict)].double().cpu() - strict
+    error = float(difference.norm() / strict.norm())
+    ctx.metric("relative_error", error, unit="1", source=source)
+    ctx.metric("max_error", float(difference.abs().max()), unit="1", source=source)
+    if not error <= limits[precision]:
+        ctx.invalid(
+            f"the output is off by {error:.3g} of the strict result; "
+            f"rounding to {precision} explains {limits[precision]:g} at most"
+        )
