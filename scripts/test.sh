@@ -89,7 +89,7 @@ old_environment() { venv lab38 "$1" torch==1.8.0 numpy pillow tomli pytest hypot
 new_environment() {
     # shellcheck disable=SC2046 # one word per wheel
     venv lab311 "$1" --find-links "$state/wheels" $(lab_requirements "$1") \
-        pillow pytest hypothesis pytest-timeout onnx onnxruntime "$nvrtc" "${counters[@]}" ${slow:+triton==3.6.0}
+        pillow pytest hypothesis pytest-timeout onnx onnxruntime "$nvrtc" "${counters[@]}" ${slow:+triton==3.6.0 openvino jax}
 }
 
 #: The wheels that the image takes, where this Python takes them too.

@@ -25,11 +25,16 @@ __all__ = ["FactsError", "experiment_hash", "gather", "in_child", "require_torch
 
 #: Packages whose versions change results or what can run; absent ones are left out.
 _PACKAGES = (
+    "jax",
+    "jaxlib",
     "numpy",
+    "nvidia-cudnn-frontend",
     "onnx",
     "onnxruntime",
+    "openvino",
     "pytorch-quantization",
     "tensorrt",
+    "torch2trt",
     "torchvision",
     "triton",
 )

@@ -19,6 +19,7 @@ __all__ = [
     "autocast_dtypes",
     "backward_is_visible",
     "capturing",
+    "clear_cublas_workspaces",
     "compiled",
     "compiler_available",
     "free_memory",
@@ -36,7 +37,9 @@ __all__ = [
     "scaled_product",
     "tf32_allowed",
     "tf32_set_to",
+    "threads_may_change",
     "torch_version",
+    "torchscript",
 ]
 
 
@@ -198,6 +201,24 @@ def graphs_available(device: torch.device) -> bool:
     return device.type == "cuda" and hasattr(torch.cuda, "CUDAGraph")
 
 
+def clear_cublas_workspaces() -> None:
+    """Let go of the memory that cuBLAS works in, of every stream; torch 1.13 brought a way to. Work
+    that is queued may still use it, so the device has to be idle."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+
+
+@contextlib.contextmanager
+def torchscript() -> Iterator[None]:
+    """Where programs are made of TorchScript, which torch 2.13 calls deprecated at each step."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="`torch.jit.*` is deprecated", category=DeprecationWarning
+        )
+        yield
+
+
 def compiler_available() -> bool:
     """torch.compile came with torch 2.0, and refuses Pythons that it does not know yet."""
     if not hasattr(torch, "compile"):
@@ -247,6 +268,16 @@ def refusing_compiled(refuse: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         dynamo.set_eval_frame = given  # type: ignore[attr-defined]
+
+
+def threads_may_change() -> bool:
+    """Whether convolutions on a CPU may run with another number of OpenMP threads than before.
+
+    Those of oneDNN are kept between calls, prepared for a number of threads. Since 2.0 that number
+    is surely among what they are kept by. In 1.8.0 it is not, and one that was prepared for fewer
+    threads writes beyond its memory: https://github.com/pytorch/pytorch/issues/53565
+    """
+    return torch_version() >= (2, 0)
 
 
 def inference_mode() -> ContextManager[Any]:

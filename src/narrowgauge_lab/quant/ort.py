@@ -11,7 +11,7 @@ import torch
 from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_lab.quant.qdq import operator_counts
 
-__all__ = ["OrtModel"]
+__all__ = ["OrtModel", "onnxruntime_library"]
 
 
 class OrtModel:
@@ -22,7 +22,7 @@ class OrtModel:
     """
 
     def __init__(self, path: Path, threads: Optional[int] = None) -> None:
-        ort = _onnxruntime()
+        ort = onnxruntime_library()
         with tempfile.TemporaryDirectory() as folder:
             merged = Path(folder) / "merged.onnx"
             options = ort.SessionOptions()
@@ -41,7 +41,8 @@ class OrtModel:
         return torch.from_numpy(result)
 
 
-def _onnxruntime() -> Any:
+def onnxruntime_library() -> Any:
+    """onnxruntime. Raises NotApplicableError where this Python has none."""
     try:
         import onnxruntime
     except ImportError as error:

@@ -7,6 +7,8 @@ the layer and after it. This is the one module that imports onnx.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import io
 import warnings
 from pathlib import Path
@@ -20,14 +22,31 @@ from narrowgauge_contract.errors import BadValueError, NotApplicableError
 from narrowgauge_lab.quant.layers import LayerScales, layers_of
 from narrowgauge_lab.quant.parameters import QuantParams
 
-__all__ = ["OPSET", "export_qdq", "operator_counts"]
+__all__ = ["OPSET", "QdqStyle", "export_float", "export_qdq", "onnx_library", "operator_counts"]
 
 #: The first with scales along an axis; old enough for TensorRT 8.
 OPSET = 13
 
 
+@dataclasses.dataclass(frozen=True)
+class QdqStyle:
+    """How what is rounded is written down.
+
+    `signed`: activations as int8 with zero point 0, which is all that TensorRT reads; they have to
+    be symmetric. Otherwise as uint8. `integer_bias`: biases as int32 in steps of the products, as
+    ONNX Runtime's integer operators add them; TensorRT reads float biases only.
+    """
+
+    signed: bool = False
+    integer_bias: bool = True
+
+
 def export_qdq(
-    model: nn.Module, scales: Mapping[str, LayerScales], example: torch.Tensor, path: Path
+    model: nn.Module,
+    scales: Mapping[str, LayerScales],
+    example: torch.Tensor,
+    path: Path,
+    style: QdqStyle = QdqStyle(),
 ) -> None:
     """Write `model` (BatchNorm folded, in eval mode) to `path`; `input` and `output` have a batch
     dimension of any size.
@@ -35,9 +54,9 @@ def export_qdq(
     Raises NotApplicableError where this Python has no onnx or torch cannot export the model,
     BadValueError where a layer is not found in what torch exports, or has an affine weight.
     """
-    onnx = _onnx()
-    exported = onnx.load_from_string(_export(model, example))
-    rewriter = _Rewriter(onnx, exported.graph, layers_of(model))
+    onnx = onnx_library()
+    exported = onnx.load_from_string(export_float(model, example))
+    rewriter = _Rewriter(onnx, exported.graph, layers_of(model), style)
     for name, each in scales.items():
         rewriter.quantise(name, each)
     rewriter.finish()
@@ -48,12 +67,13 @@ def export_qdq(
 def operator_counts(path: Path) -> Dict[str, int]:
     """How often each operator stands in an ONNX file."""
     counts: Dict[str, int] = {}
-    for node in _onnx().load(str(path)).graph.node:
+    for node in onnx_library().load(str(path)).graph.node:
         counts[node.op_type] = counts.get(node.op_type, 0) + 1
     return counts
 
 
-def _onnx() -> Any:
+def onnx_library() -> Any:
+    """onnx, with the submodules used here. Raises NotApplicableError where this Python has none."""
     try:
         import onnx
         import onnx.checker
@@ -68,8 +88,11 @@ def _onnx() -> Any:
     return onnx
 
 
-def _export(model: nn.Module, example: torch.Tensor) -> bytes:
-    """The float model as torch writes it, every parameter under its own name."""
+def export_float(model: nn.Module, example: torch.Tensor) -> bytes:
+    """The float model as torch writes it, every parameter under its own name, but for those of a
+    convolution that torch merged with the BatchNorm behind it. `input` and `output` have a batch
+    dimension of any size. Raises BadValueError, NotApplicableError.
+    """
     if model.training:
         raise BadValueError(
             "a model in training mode is not what will run", next_step="model.eval()"
@@ -78,7 +101,8 @@ def _export(model: nn.Module, example: torch.Tensor) -> bytes:
     batch = {"input": {0: "batch"}, "output": {0: "batch"}}
     # Since 2.5 `dynamo` chooses between two exporters; the newer renames parameters.
     chooses = "dynamo" in torch.onnx.export.__code__.co_varnames
-    with warnings.catch_warnings():
+    # The exporter prints the whole graph where it cannot go on.
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         for about in ("You are using the legacy TorchScript-based", "The feature will be removed"):
             warnings.filterwarnings("ignore", message=about, category=DeprecationWarning)
         try:
@@ -105,10 +129,13 @@ def _export(model: nn.Module, example: torch.Tensor) -> bytes:
 class _Rewriter:
     """Puts the nodes into one graph."""
 
-    def __init__(self, onnx: Any, graph: Any, layers: Dict[str, nn.Module]) -> None:
+    def __init__(
+        self, onnx: Any, graph: Any, layers: Dict[str, nn.Module], style: QdqStyle
+    ) -> None:
         self.onnx = onnx
         self.graph = graph
         self.layers = layers
+        self.style = style
         self.stored = {each.name: each for each in graph.initializer}
         #: Original position of a node -> new ones in front of it, and behind it.
         self.before: Dict[str, List[Any]] = {}
@@ -137,7 +164,7 @@ class _Rewriter:
             made = self.before.setdefault(node.output[0], [])
             node.input[0] = self._round(f"{tag}.input", node.input[0], scales.input, made)
             node.input[1] = weight
-            if len(node.input) > 2 and layer.bias is not None:
+            if len(node.input) > 2 and layer.bias is not None and self.style.integer_bias:
                 node.input[2] = self._store_bias(node.input[2], layer, scales)
             if scales.output is not None:
                 self._round_output(f"{tag}.output", node, scales.output)
@@ -191,10 +218,18 @@ class _Rewriter:
         return [self._node("Clip", [source, *ends], result)]
 
     def _pair(self, tag: str, source: str, params: QuantParams, result: str) -> List[Any]:
-        # Unsigned bytes from 0: what fewer bits leave unused lies above.
-        shift = -params.quant_min if params.symmetric else 0
         scale = self._keep(f"{tag}.scale", np.array(float(params.scale), dtype=np.float32))
-        point = np.array(int(params.zero_point) + shift, dtype=np.uint8)
+        if self.style.signed:
+            if not params.symmetric:
+                raise BadValueError(
+                    f"{tag} is affine, and is to be written as signed integers",
+                    next_step="calibrate with QuantConfig(activation_symmetric=True)",
+                )
+            point = np.array(0, dtype=np.int8)
+        else:
+            # Unsigned bytes from 0: what fewer bits leave unused lies above.
+            shift = -params.quant_min if params.symmetric else 0
+            point = np.array(int(params.zero_point) + shift, dtype=np.uint8)
         parameters = [scale, self._keep(f"{tag}.zero_point", point)]
         integers = f"{tag}.integers"
         return [
