@@ -18,6 +18,19 @@ OLD_PYTHON = [
     "src/narrowgauge_kernels",
     "experiments",
 ]
+#: NVIDIA's wheels that the TensorRT adapter is held against: their folder in .test/tensorrt, the
+#: Python that they are for, and what to fetch. 8.4.1 brings its libraries (0.8 GB), RTX too.
+TENSORRT = [
+    ("8.4", "3.8", ["nvidia-tensorrt==8.4.1.5"]),
+    ("8.6", "3.11", ["tensorrt-bindings==8.6.1"]),
+    ("10.0", "3.11", ["tensorrt-cu12-bindings==10.0.1"]),
+    ("10.3", "3.11", ["tensorrt-cu12-bindings==10.3.0"]),
+    ("10.9", "3.11", ["tensorrt-cu12-bindings==10.9.0.34"]),
+    ("10.13", "3.11", ["tensorrt-cu12-bindings==10.13.0.35"]),
+    ("10.16", "3.11", ["tensorrt-cu12-bindings==10.16.1.11"]),
+    ("11.4", "3.11", ["tensorrt-cu13-bindings==11.4.0.106"]),
+    ("rtx", "3.11", [f"tensorrt-rtx-cu13-{part}==1.7.1.116" for part in ("bindings", "libs")]),
+]
 #: A Python that has torch, for the sessions that need one; `nox -s gpu -- /path/to/python`.
 LAB_PYTHON = ".venv-lab/bin/python"
 
@@ -66,6 +79,13 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def slow(session: nox.Session) -> None:
     """What needs minutes or large downloads."""
+    for name, python, wheels in TENSORRT:
+        folder = Path(".test/tensorrt") / name
+        if not folder.exists():
+            # Wheels of other Pythons, and without what they depend on: nothing is run here.
+            session.run("python", "-m", "pip", "install", "--quiet", "--no-deps",
+                        "--only-binary=:all:", "--python-version", python, "--target", str(folder),
+                        *wheels)  # fmt: skip
     session.run("./scripts/test.sh", "--slow", *session.posargs, external=True)
 
 
