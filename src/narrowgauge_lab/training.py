@@ -20,6 +20,7 @@ from torch import nn
 from narrowgauge_lab import checkpoint, precision, torch_compat
 from narrowgauge_lab.augment import Feed
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.evalmode import in_eval_mode
 from narrowgauge_lab.evaluation import Evaluation, evaluate, write_confusion
 from narrowgauge_lab.graphs import make_step
 from narrowgauge_lab.history import History
@@ -119,15 +120,11 @@ class Training:
 
     def _differentiate(self, images: torch.Tensor) -> None:
         """A step's forward and backward pass that changes nothing: eval mode, gradients dropped."""
-        training = self.model.training
-        self.model.eval()
-        try:
+        with in_eval_mode(self.model):
             with self.mode.autocast():
                 logits = self.model(images)
             wanted = [each for each in self.model.parameters() if each.requires_grad]
             torch.autograd.grad(logits.float().sum(), wanted, allow_unused=True)
-        finally:
-            self.model.train(training)
 
     def resume(self) -> None:
         """Go on from the row's checkpoint, if there is one to go on from."""

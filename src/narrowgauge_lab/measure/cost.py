@@ -7,6 +7,7 @@ anything; FLOPs are twice the MACs.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import gc
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from narrowgauge_contract.errors import NotApplicableError, UsageError
+from narrowgauge_lab.evalmode import in_eval_mode
 from narrowgauge_lab.measure.operators import Use
 from narrowgauge_lab.measure.watch import watch
 
@@ -65,15 +67,9 @@ def count(call_or_model: Callable[[Any], Any], example: Any) -> Cost:
     """
     arguments = example if isinstance(example, tuple) else (example,)
     model = call_or_model if isinstance(call_or_model, nn.Module) else None
-    modes = [(each, each.training) for each in model.modules()] if model is not None else []
-    if model is not None:
-        model.eval()
-    try:
-        with torch.no_grad():
-            uses = watch(lambda: call_or_model(*arguments))
-    finally:
-        for each, training in modes:  # not train(): that is for all below it, frozen ones too
-            each.training = training
+    mode = in_eval_mode(model) if model is not None else contextlib.nullcontext()
+    with mode, torch.no_grad():
+        uses = watch(lambda: call_or_model(*arguments))
     _require_countable(uses)
     per_operator: Dict[str, int] = {}
     for use in uses:

@@ -11,6 +11,7 @@ from torch import nn
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab.errors import CalibrationError
+from narrowgauge_lab.evalmode import in_eval_mode
 from narrowgauge_lab.quant.layers import LayerScales, layers_of
 from narrowgauge_lab.quant.observers import Observer, make_observer
 from narrowgauge_lab.quant.parameters import QuantParams, choose
@@ -127,19 +128,15 @@ def calibrate(
     layers = _wanted(model, config)
     watches = {name: _Watch(name, config) for name in layers}
     handles = [layer.register_forward_hook(watches[name].hook) for name, layer in layers.items()]
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
     count = 0
     try:
-        with torch.no_grad():
+        with in_eval_mode(model), torch.no_grad():
             for batch in batches:
                 model(batch if isinstance(batch, torch.Tensor) else batch[0])
                 count += 1
     finally:
         for handle in handles:
             handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
     if count == 0:
         raise CalibrationError(
             "there is no calibration data",
