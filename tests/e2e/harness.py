@@ -16,6 +16,8 @@ from narrowgauge_contract.record import Record, load_record
 ROOT = Path(__file__).parents[2]
 ALIAS = "narrowgauge/cpu:local"
 LABEL_RUN = "io.narrowgauge.run"
+#: Seconds after which a command is taken to hang.
+WITHIN = 300.0
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,11 @@ class Program:
         fixed = ("--on", "cpu", "--executor", "docker", "--profile", "smoke", "--wait")
         return [*self.words("run", experiment, *fixed, *words), "--results", str(self.results)]
 
-    def call(self, *words: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    def call(
+        self, *words: str, expect: int = 0, within: float = WITHIN
+    ) -> subprocess.CompletedProcess[str]:
         """Any command to its end; fails, with what it said, where it exits otherwise."""
-        return _finished(self.start(self.words(*words)), expect)
+        return _finished(self.start(self.words(*words)), expect, within)
 
     def run(
         self, experiment: str, *words: str, expect: int = 0
@@ -125,9 +129,11 @@ def _hear_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _finished(process: subprocess.Popen[str], expect: int) -> subprocess.CompletedProcess[str]:
+def _finished(
+    process: subprocess.Popen[str], expect: int, within: float = WITHIN
+) -> subprocess.CompletedProcess[str]:
     try:
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=within)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
