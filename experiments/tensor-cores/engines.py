@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable, List, Tuple
+from typing import Callable, Tuple
 
 import torch
 from torch import nn
 
 from narrowgauge_contract.errors import NotApplicableError
-from narrowgauge_lab import torch_compat
-from narrowgauge_lab.graphs import CaptureError
+from narrowgauge_lab import engines, torch_compat
+from narrowgauge_lab.engines.graph import capture
+from narrowgauge_lab.engines.registry import refuses
 from narrowgauge_lab.measure.probe import Observation, observe, observe_compilation
 from narrowgauge_lab.transforms import fold_batch_norm
 
@@ -23,7 +24,8 @@ Call = Callable[[], torch.Tensor]
 #: The values of the parameter `compile_mode`. auto: graphs replayed, as on the rung before; on a
 #: CPU inductor's default. max-autotune tries templates for minutes and has to be asked for.
 COMPILE_MODES = ("auto", "default", "reduce-overhead", "max-autotune")
-_WARM_UP_CALLS = 3
+#: Our own engine, by the registry's name.
+_OURS = "narrowgauge"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +66,8 @@ def make_ready(
         images = _channels_last(images)
     eager = _eager(model, images, setup, device)
     if setup.engine == "graph":
-        return _captured(eager, device)
+        replay = capture(eager, device, "-p engine=eager runs it launch by launch")
+        return Network(replay, "cuda-graph", replay.observations)
     if setup.engine == "compile":
         mode = _mode(compile_mode, device)
         call = _eager(torch_compat.compiled(model, mode), images, setup, device)
@@ -87,48 +90,6 @@ def _eager(
     return call
 
 
-class _Replay:
-    """Replays a graph. `captured` is kept: the graph reads its weights and inputs by address, and
-    whatever is let go of here may be written over by the next allocation."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph, output: torch.Tensor, captured: Call) -> None:
-        self._graph, self._output, self.captured = graph, output, captured
-
-    def __call__(self) -> torch.Tensor:
-        self._graph.replay()
-        return self._output
-
-
-def _captured(eager: Call, device: torch.device) -> Network:
-    """`eager` in a CUDA graph. The first calls are on the stream that captures: cuDNN and cuBLAS
-    choose algorithms and get their workspaces there."""
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UP_CALLS):
-            eager()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    outputs: List[torch.Tensor] = []
-
-    def capture() -> None:
-        with torch.cuda.graph(graph, stream=stream):
-            outputs.append(eager())
-
-    try:
-        observations = observe(capture)
-    except RuntimeError as error:
-        if "out of memory" in str(error):  # not the capture's fault; it has its own exit code
-            raise
-        raise CaptureError(
-            "the network could not be captured in a CUDA graph",
-            why=str(error).splitlines()[0],
-            next_step="-p engine=eager runs it launch by launch",
-        ) from error
-
-    return Network(_Replay(graph, outputs[0], eager), "cuda-graph", observations)
-
-
 def _mode(asked: str, device: torch.device) -> str:
     if asked != "auto":
         return asked
@@ -138,24 +99,25 @@ def _mode(asked: str, device: torch.device) -> str:
 def _eight_bit(
     model: nn.Module, images: torch.Tensor, setup: Setup, device: torch.device
 ) -> Network:
-    """int8 or fp8: by Triton on a GPU, by torch's x86 engine on a CPU.
+    """int8 or fp8: by our own engine's kernels on a GPU, by torch's x86 engine on a CPU.
 
     Either folds batch normalisation and keeps activations channels-last itself.
     """
     if device.type != "cuda":
         return _eight_bit_on_cpu(model, images, setup)
-    from narrowgauge_lab.quant.gpu import lower
+    lacking = engines.missing(_OURS, device) or refuses(_OURS, setup.precision, device)
+    if lacking:
+        raise NotApplicableError(f"{setup.precision} does not run on this GPU", why=lacking)
+    from narrowgauge_lab.engines.own.gpu.formats import FORMATS
+    from narrowgauge_lab.engines.own.gpu.lowered import lowered
+    from narrowgauge_lab.engines.own.gpu.network import OwnNetwork
 
     on_device = images.to(device)
-    network = lower(model, [on_device], setup.precision, device, graph=False)
-
-    def call() -> torch.Tensor:
-        return network(on_device)
-
-    call()  # prepares for this shape: allocates and tunes
-    if setup.engine == "eager":
-        return Network(call, "triton, eager", observe(call))
-    return dataclasses.replace(_captured(call, device), engine="triton, cuda-graph")
+    image, form = tuple(images.shape[1:]), FORMATS[setup.precision]
+    graph = setup.engine != "eager"
+    own = OwnNetwork(lowered(model, image, form, [on_device], device), graph=graph)
+    call = own.bound(on_device)
+    return Network(call, "triton, cuda-graph" if graph else "triton, eager", own.observations())
 
 
 def _eight_bit_on_cpu(model: nn.Module, images: torch.Tensor, setup: Setup) -> Network:

@@ -34,7 +34,7 @@ _PACKAGES = (
 #: module is read, and torch 1.8 has no dispatch modes to derive one from.
 _NEEDS = {
     "narrowgauge_lab.measure.dispatching": "torch.utils._python_dispatch",
-    "narrowgauge_lab.quant.gpu.kernels": "triton",
+    "narrowgauge_lab.engines.own.gpu.kernels": "triton",
 }
 
 #: Libraries that the NVIDIA runtime mounts from the host; a build has none of them, nor has a PC

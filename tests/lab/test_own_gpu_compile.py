@@ -24,45 +24,85 @@ _INSTRUCTIONS = {
     ("fp8e4nv", 90): "wgmma.mma_async",
     ("fp8e4nv", 100): "tcgen05.mma",
     ("fp8e4nv", 120): "mma.sync.aligned.m16n8k32",
+    ("fp16", 80): "mma.sync.aligned.m16n8k16",
+    ("fp16", 90): "wgmma.mma_async",
+    ("bf16", 80): "mma.sync.aligned.m16n8k16",
+    ("bf16", 90): "wgmma.mma_async",
+    ("fp32", 80): "mma.sync.aligned.m16n8k8",
+    ("fp32", 90): "wgmma.mma_async",
 }
+#: The formats' codes in the kernels.
+_CODES = {"i8": 0, "fp8e4nv": 1, "fp32": 2, "fp16": 3, "bf16": 4}
+_FLOATS = (
+    "residual_scale", "before_low", "before_high", "low", "high", "factor", "inverse_scale",
+)  # fmt: skip
 
 
-def _ptx(element: str, capability: int) -> str:
+def _ptx(name: str, element: str, capability: int, constants: Dict[str, Any]) -> str:
+    """`constants` that the kernel has; others are integers, numbers or pointers by their names."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from narrowgauge_lab.quant.gpu.kernels import conv_kernel
+    from narrowgauge_lab.engines.own.gpu import kernels
 
-    constants: Dict[str, Any] = {
-        "COLUMNS": 3, "STRIDE": 1, "PADDING": 1, "WINDOW": 9, "RESIDUAL": True, "RELU": True,
-        "OUT": 0 if element == "i8" else 1, "BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 64,
-    }  # fmt: skip
+    kernel = getattr(kernels, name)
+    constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     signature: Dict[str, str] = {}
-    for name in conv_kernel.arg_names:
-        if name in constants:
-            signature[name] = "constexpr"
-        elif name in ("x", "w", "residual", "y"):
-            signature[name] = f"*{element}"
-        elif name in ("scale", "bias"):
-            signature[name] = "*fp32"
+    for argument in kernel.arg_names:
+        if argument in constants:
+            signature[argument] = "constexpr"
+        elif argument in ("x", "w", "residual", "y"):
+            signature[argument] = f"*{element}"
+        elif argument in ("tickets",) or (argument == "partial" and element == "i8"):
+            signature[argument] = "*i32"
+        elif argument in ("scale", "bias", "shift", "before_scale", "before_shift", "partial"):
+            signature[argument] = "*fp32"
         else:
-            signature[name] = "fp32" if name == "residual_scale" else "i32"
-    places = {name: place for place, name in enumerate(conv_kernel.arg_names)}
-    aligned = [name for name, kind in signature.items() if kind not in ("constexpr", "fp32")]
+            signature[argument] = "fp32" if argument in _FLOATS else "i32"
+    places = {argument: place for place, argument in enumerate(kernel.arg_names)}
+    aligned = [each for each, kind in signature.items() if kind not in ("constexpr", "fp32")]
     source = ASTSource(
-        conv_kernel,
+        kernel,
         signature,
-        constexprs={(places[name],): value for name, value in constants.items()},
-        attrs={(places[name],): [["tt.divisibility", 16]] for name in aligned},
+        constexprs={(places[each],): value for each, value in constants.items()},
+        attrs={(places[each],): [["tt.divisibility", 16]] for each in aligned},
     )
     options = {"num_warps": 4, "num_stages": 3}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     return str(compiled.asm["ptx"])
 
 
+def _conv(element: str, *, before: bool = False, split: bool = False) -> Dict[str, Any]:
+    return {
+        "COLUMNS": 3, "STRIDE": 1, "PADDING": 1, "WINDOW": 9, "MASKED": before, "BEFORE": before,
+        "RESIDUAL": True, "SCALED": element in ("i8", "fp8e4nv"), "OUT": _CODES[element],
+        "MATH": "tf32", "SPLIT": split, "BEFORE_OUT": _CODES[element], "BLOCK_M": 128,
+        "BLOCK_N": 64, "BLOCK_K": 64 if element in ("i8", "fp8e4nv") else 32,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(("element", "capability"), list(_INSTRUCTIONS))
 def test_products_run_on_tensor_cores(element: str, capability: int) -> None:
-    ptx = _ptx(element, capability)
+    ptx = _ptx("conv_kernel", element, capability, _conv(element))
     assert _INSTRUCTIONS[element, capability] in ptx
-    assert "cp.async" in ptx
+    assert "cp.async" in ptx or capability < 80
+
+
+@pytest.mark.parametrize("element", sorted(_CODES))
+def test_divided_sums_and_what_comes_before_them_compile(element: str) -> None:
+    ptx = _ptx("conv_kernel", element, 90, _conv(element, before=True, split=True))
+    assert "atom.global.gpu.acq_rel" in ptx
+
+
+@pytest.mark.parametrize("element", sorted(_CODES))
+@pytest.mark.parametrize(
+    "name", ["linear_kernel", "depthwise_kernel", "pool_kernel", "affine_kernel", "read_kernel"]
+)
+def test_the_other_kernels_compile(name: str, element: str) -> None:
+    constants = {
+        "SIDE": 3, "STRIDE": 2, "PADDING": 1, "SCALED": True, "OUT": _CODES[element], "MEAN": True,
+        "BEFORE": True, "BLOCK_M": 32, "BLOCK_N": 8, "BLOCK_K": 512, "BLOCK_C": 64, "PIXEL": 4,
+        "BLOCK": 256,
+    }  # fmt: skip
+    assert ".visible .entry" in _ptx(name, element, 89, constants)

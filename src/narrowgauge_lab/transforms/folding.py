@@ -51,8 +51,10 @@ def folded(model: nn.Module) -> Folding:
     Layers: Conv1d to 3d, ConvTranspose1d to 3d, Linear (of inputs [N, features]). A layer or a
     BatchNorm that is called twice, shares its tensors, or has hooks is kept as it is.
     """
-    # Tracing runs the model's own code with stand-ins for tensors, which it may store: on a copy.
-    scratch = copy.deepcopy(model).eval()
+    # Tracing runs the model's own code with stand-ins for tensors, which it may store: on a copy,
+    # which shares the tensors themselves.
+    tensors = (*model.parameters(), *model.buffers())
+    scratch = copy.deepcopy(model, {id(each): each for each in tensors}).eval()
     found: List[Tuple[str, str]] = []
     kept: Dict[str, str] = {}
     untraced = _read(scratch, "", found, kept)
@@ -73,7 +75,7 @@ def folded(model: nn.Module) -> Folding:
         if isinstance(module, _BatchNorm) and name not in folded_away:
             kept.setdefault(name, "nothing says what its input is")
     for name in folded_away:
-        new = _replace(new, name, nn.Identity())
+        new = _replace(new, modules, name, nn.Identity())
     return Folding(new, tuple(pairs), {name: kept[name] for name in sorted(kept)}, untraced)
 
 
@@ -225,10 +227,13 @@ def _times(layer: nn.Module, weight: torch.Tensor, factor: torch.Tensor) -> torc
     return (grouped * factor.reshape(groups, 1, -1, *ones)).reshape(weight.shape)
 
 
-def _replace(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
-    """`model` with `module` at the place `name`; the module itself where that is the root."""
+def _replace(
+    model: nn.Module, modules: Dict[str, nn.Module], name: str, module: nn.Module
+) -> nn.Module:
+    """`model`, which has these `modules`, with `module` at the place `name`; the module itself
+    where that is the root."""
     if not name:
         return module
     parent_name, _, last = name.rpartition(".")
-    setattr(dict(_everywhere(model))[parent_name], last, module)
+    setattr(modules[parent_name], last, module)
     return model

@@ -1,0 +1,1 @@
+"""`narrowgauge`, our own engine, on CPUs and on CUDA devices."""

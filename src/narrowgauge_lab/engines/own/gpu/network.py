@@ -1,0 +1,160 @@
+"""A network of our own kernels on a CUDA device: made ready for a batch size, replayed as a graph.
+
+Activations never leave the format: each kernel adds bias and residual, clamps and writes what the
+next one reads. In 8 bits weights have one scale per output channel and activations one per tensor;
+int8 sums are int32, fp8 sums are as wide as the tensor cores keep them, which on Hopper is less
+than float32. int8 has no NaN: one in the images becomes some number, and the logits do not show it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple
+
+import torch
+
+from narrowgauge_lab import torch_compat
+from narrowgauge_lab.engines.base import LayerFact
+from narrowgauge_lab.engines.graph import CapturedCall, capture
+from narrowgauge_lab.engines.own.gpu.lowered import Lowered
+from narrowgauge_lab.engines.own.gpu.memory import Memory
+from narrowgauge_lab.engines.own.gpu.tuning import Settled, faster, tune
+from narrowgauge_lab.engines.own.gpu.work import Work
+from narrowgauge_lab.measure.probe import Observation, observe
+
+__all__ = ["OwnNetwork"]
+
+# unverified: a network on another than the current device | no host with two GPUs tried | nox -s gpu
+
+
+class OwnNetwork:
+    """Takes float images [B, C, H, W] of any strides and gives logits [B, …] in float32, in memory
+    that the next call with the same batch size writes over.
+
+    The first call with a batch size allocates, settles the kernels that `settled` does not know
+    and, with `graph`, captures; later ones copy the images and replay.
+    """
+
+    def __init__(
+        self,
+        network: Lowered,
+        settled: Optional[Settled] = None,
+        *,
+        graph: bool = True,
+        tuned: bool = True,
+    ) -> None:
+        self.network = network
+        self.settled: Settled = {} if settled is None else settled
+        #: How many problems were measured because nobody knew them.
+        self.measured = 0
+        self._graph, self._tuned = graph, tuned
+        self._ready: Dict[Tuple[int, torch.dtype], _Ready] = {}
+        #: All that were prepared, in order.
+        self._made: List[_Ready] = []
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        key = (int(x.shape[0]), x.dtype)
+        # Buffers may be written both by callers in inference mode and by others.
+        with torch_compat.inference_mode():
+            if key not in self._ready:
+                images = torch.empty(x.shape, dtype=x.dtype, device=self.network.device)
+                images.copy_(x)
+                self._ready[key] = self._strictly_prepared(images)
+            return self._ready[key](x)
+
+    def bound(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """A call for what is in `x` then, on the device: it is read where it lies, not copied."""
+        with torch_compat.inference_mode():
+            ready = self._strictly_prepared(x)
+        if ready.replay is not None:
+            return ready.replay
+
+        def call() -> torch.Tensor:
+            with torch_compat.inference_mode():
+                return ready.run()
+
+        return call
+
+    def layers(self) -> Tuple[LayerFact, ...]:
+        """What each step of the last prepared batch size runs as."""
+        if not self._made:
+            return ()
+        work, form = self._made[-1].work, self.network.form
+        return tuple(
+            LayerFact(each.layer, each.operator, each.running().provider, each.running().kernel,
+                      form.name)
+            for each in work.launches()
+        )  # fmt: skip
+
+    def observations(self) -> Tuple[Observation, ...]:
+        """The products of the last prepared batch size, as they were captured."""
+        return self._made[-1].observations if self._made else ()
+
+    def nbytes(self) -> int:
+        return self.network.nbytes() + sum(each.nbytes() for each in self._made)
+
+    def _strictly_prepared(self, images: torch.Tensor) -> _Ready:
+        """What torch runs is captured in the network's own float32, whatever is allowed then."""
+        tf32 = torch_compat.tf32_set_to(self.network.form.name == "tf32")
+        with _on(self.network.device), tf32:
+            return self._prepare(images)
+
+    def _prepare(self, images: torch.Tensor) -> _Ready:
+        network, batch = self.network, int(images.shape[0])
+        memory = network.memory(batch)
+        work = Work(network, memory, images)
+        work.run()
+        if self._tuned:
+            self.measured += tune(work.launches(), self.settled)
+        replay = self._captured(work, batch) if self._graph else None
+        seen = observe(work.run) if replay is None else replay.observations
+        self._made.append(_Ready(images, memory, work, replay, seen))
+        return self._made[-1]
+
+    def _captured(self, work: Work, batch: int) -> CapturedCall[torch.Tensor]:
+        """The network as a graph, with some steps beside others where that is faster."""
+        device, name = self.network.device, f"beside {batch}"
+        if not work.has_besides or not self._tuned:
+            return capture(work.run, device)
+        known = self.settled.get(name)
+        if known is not None:
+            work.beside = bool(known.get("beside"))
+            return capture(work.run, device)
+        graphs = {}
+        for work.beside in (False, True):
+            graphs[work.beside] = capture(work.run, device)
+        work.beside = faster(graphs[True], graphs[False])
+        self.settled[name] = {"beside": work.beside}
+        return graphs[work.beside]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """A network at one batch size; `replay`: None where it is launched step by step."""
+
+    images: torch.Tensor
+    memory: Memory
+    work: Work
+    replay: Optional[CapturedCall[torch.Tensor]]
+    observations: Tuple[Observation, ...]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.images.copy_(x)
+        return self.run()
+
+    def run(self) -> torch.Tensor:
+        if self.replay is not None:
+            return self.replay()
+        with _on(self.images.device):
+            return self.work.run()
+
+    def nbytes(self) -> int:
+        images = self.images.numel() * self.images.element_size()
+        pool = self.replay.pool_bytes if self.replay is not None else 0
+        return images + self.memory.nbytes() + pool
+
+
+def _on(device: torch.device) -> ContextManager[Any]:
+    """Triton and cuDNN launch on the current device, wherever the tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

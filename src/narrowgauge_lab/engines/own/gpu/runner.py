@@ -1,0 +1,129 @@
+"""Our engine on a CUDA device, as the registry wants engines to be."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from typing import Dict, Optional, Tuple
+
+import torch
+from torch import nn
+
+from narrowgauge_contract.spec import Scalar
+from narrowgauge_lab.engines.base import LayerFact, Preparation, Runner
+from narrowgauge_lab.engines.keys import cache_key
+from narrowgauge_lab.engines.own import cudnn
+from narrowgauge_lab.engines.own.gpu.formats import FORMATS
+from narrowgauge_lab.engines.own.gpu.lowered import lowered
+from narrowgauge_lab.engines.own.gpu.network import OwnNetwork
+from narrowgauge_lab.engines.own.gpu.tuning import Settled
+from narrowgauge_lab.measure.probe import Observation
+
+__all__ = ["OwnRunner", "missing", "prepare", "refuses"]
+
+#: Triton has products of these formats from these compute capabilities on.
+_LEAST_CAPABILITY = {"fp8": (8, 9)}
+#: Below this Triton compiles matrix products to scalar arithmetic.
+_LEAST = (8, 0)
+
+
+def missing(device: torch.device) -> str:
+    """Why the engine cannot be had on `device`, or nothing."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed; torch for CUDA 12 and later brings it: desktop-next has it"
+    capability = torch.cuda.get_device_capability(device)
+    return "" if capability >= _LEAST else f"Triton uses tensor cores from {_dotted(_LEAST)} on"
+
+
+def refuses(precision: str, device: torch.device) -> str:
+    """Why `precision` does not run on `device`, or nothing."""
+    if precision not in FORMATS:
+        return f"torch {torch.__version__} has no {precision}"
+    least = _LEAST_CAPABILITY.get(precision, _LEAST)
+    capability = torch.cuda.get_device_capability(device)
+    if capability < least:
+        return f"compute capability {_dotted(capability)}; Triton has it from {_dotted(least)} on"
+    return ""
+
+
+class OwnRunner(Runner):
+    """A network by our kernels; batch sizes of the profile are made ready when they first come."""
+
+    def __init__(self, network: OwnNetwork) -> None:
+        self._network: Optional[OwnNetwork] = network
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        assert self._network is not None
+        if x.shape[0] == 0:
+            network = self._network.network
+            return torch.zeros((0, *network.sizes[network.plan.shaped]), device=x.device)
+        return self._network(x)
+
+    def layers(self) -> Tuple[LayerFact, ...]:
+        return self._network.layers() if self._network is not None else ()
+
+    def observations(self) -> Optional[Tuple[Observation, ...]]:
+        return self._network.observations() if self._network is not None else None
+
+    def memory_bytes(self) -> Optional[int]:
+        return self._network.nbytes() if self._network is not None else 0
+
+    def close(self) -> None:
+        super().close()
+        if self._network is not None:
+            # A replay that is still queued would read what is let go of here.
+            torch.cuda.synchronize(self._network.network.device)
+        self._network = None
+
+
+def prepare(
+    model: nn.Module, example: torch.Tensor, wanted: Preparation, options: Dict[str, Scalar]
+) -> OwnRunner:
+    """`model` ready on `wanted.device`. The cache keeps which kernel each problem was settled on;
+    compiled kernels are in Triton's own cache."""
+    profile = wanted.profile(example)
+    form, image = FORMATS[wanted.precision], profile.image
+    network = lowered(model, image, form, wanted.calibration, wanted.device)
+    best = max(1, profile.best)
+    first = torch.zeros(best, *image, dtype=example.dtype, device=wanted.device)
+    first[: example.shape[0]] = example[:best]
+    made: Dict[str, OwnRunner] = {}
+
+    def settle(settled: Settled) -> OwnNetwork:
+        own = OwnNetwork(network, settled, tuned=bool(options["tune_s"]))
+        own(first)
+        made["runner"] = OwnRunner(own)
+        return own
+
+    if wanted.cache is None:
+        settle({})
+        return made["runner"]
+    key = cache_key("narrowgauge", _versions(), model, example, wanted, options)
+    kept = wanted.cache.fetch(
+        key, lambda: json.dumps(settle({}).settled, sort_keys=True).encode(), _unusable
+    )
+    if "runner" not in made:
+        settle(json.loads(kept.payload))
+    runner = made["runner"]
+    runner.from_cache, runner.cache_key, runner.cache_note = kept.from_cache, kept.key, kept.note
+    return runner
+
+
+def _unusable(payload: bytes) -> str:
+    """Why what was kept are no settled kernels, or nothing."""
+    try:
+        found = json.loads(payload)
+    except ValueError:
+        return "what was kept is not JSON"
+    fine = isinstance(found, dict) and all(isinstance(each, dict) for each in found.values())
+    return "" if fine else "what was kept are no kernels"
+
+
+def _versions() -> Dict[str, str]:
+    from narrowgauge_lab.engines.own.gpu.kernels import VERSION
+
+    return {"triton": VERSION, "cudnn-frontend": cudnn.missing() or cudnn.version()}
+
+
+def _dotted(capability: Tuple[int, ...]) -> str:
+    return ".".join(map(str, capability))

@@ -1,0 +1,304 @@
+"""Networks that our GPU engine must not get wrong, though hardly anybody writes them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import operator
+import threading
+from typing import Any, Callable, Iterator, List
+
+import pytest
+import torch
+from network_cases import images
+from own_cases import distance
+from torch import nn
+
+from narrowgauge_contract.errors import NotApplicableError
+from narrowgauge_lab.engines.errors import OperatorNotTakenError
+from narrowgauge_lab.engines.own.gpu import libraries, tuning
+from narrowgauge_lab.engines.own.gpu.candidate import Candidate, Launch
+from narrowgauge_lab.engines.own.gpu.formats import FORMATS
+from narrowgauge_lab.engines.own.gpu.libraries import convolutions, torch_step
+from narrowgauge_lab.engines.own.gpu.lowered import Lowered, lowered
+from narrowgauge_lab.engines.own.gpu.reference import Reference
+from narrowgauge_lab.engines.own.gpu.steps import ConvStep, LinearStep, TorchStep
+
+CPU = torch.device("cpu")
+SIZE = 8
+
+
+class Written(nn.Module):
+    """Some layers, put together by a function."""
+
+    def __init__(self, forward: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.same = nn.Conv2d(3, 3, 3, padding=1)
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.one = nn.Conv2d(8, 8, 3, padding=1)
+        self.two = nn.Conv2d(8, 8, 3, padding=1)
+        self.other = nn.Conv2d(8, 8, 1)
+        self.relu_ = nn.ReLU(inplace=True)
+        self.shrink = nn.Conv2d(8, 4, 4, stride=4)
+        self.square = nn.Linear(16, 16)
+        self.register_buffer("shift", torch.ones(1, 8, SIZE, SIZE))
+        self._forward = forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._forward(self, x)
+
+
+def made(model: nn.Module, name: str = "fp32") -> Lowered:
+    x = images(2, height=SIZE, width=SIZE)
+    return lowered(model.eval(), (3, SIZE, SIZE), FORMATS[name], [x], CPU)
+
+
+def is_right(model: nn.Module) -> bool:
+    """Whether the steps are what eager torch computes."""
+    x = images(2, seed=5, height=SIZE, width=SIZE)
+    with torch.no_grad():
+        exact = copy.deepcopy(model).eval().double()(x.double())
+    return distance(Reference(made(model))(x), exact) <= 1e-6
+
+
+def of_kind(network: Lowered, kind: Any) -> List[Any]:
+    return [step for step in network.plan.steps if isinstance(step, kind)]
+
+
+# ---- layers that are called twice
+
+
+def test_images_are_no_stem_s_where_its_weights_are_read_again() -> None:
+    """They were packed for the last call alone: the first one read its images wrongly."""
+    model = Written(lambda m, x: m.same(m.same(x)))
+    network = made(model)
+    one, other = of_kind(network, ConvStep)
+
+    assert one.module == other.module
+    assert network.stem is None
+    assert not network.weights[one.module].stem
+    assert network.memory(2).border == 0
+    assert is_right(model)
+
+
+def test_a_linear_layer_is_packed_for_the_pixels_it_reads() -> None:
+    """Called a second time, for features, its columns were those of the second call."""
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        first = m.square(torch.flatten(m.shrink(m.stem(x)), 1))
+        return m.square(torch.relu(first))
+
+    model = Written(forward)
+    network = made(model)
+    assert len(of_kind(network, LinearStep)) == 1
+    assert [step.operator for step in of_kind(network, TorchStep)] == ["Linear"]
+    assert is_right(model)
+
+
+def test_a_linear_layer_may_read_features_twice() -> None:
+    model = Written(lambda m, x: m.square(torch.relu(m.square(m.shrink(m.stem(x)).mean((2, 3))))))
+    model.square = nn.Linear(4, 4)
+    assert len(of_kind(made(model), LinearStep)) == 2
+
+
+# ---- what is written over
+
+
+def hoisted(m: Any, x: torch.Tensor) -> torch.Tensor:
+    x = m.stem(x)
+    way = m.one(x)
+    m.relu_(x)
+    return m.two(way) + m.other(x)
+
+
+def sliced(m: Any, x: torch.Tensor) -> torch.Tensor:
+    x = m.stem(x)
+    nn.functional.relu(x[:, :4], inplace=True)
+    return m.one(x)
+
+
+def renamed(m: Any, x: torch.Tensor) -> torch.Tensor:
+    x = m.stem(x)
+    same = x
+    x += m.one(x)
+    return m.two(x) + same
+
+
+@pytest.mark.parametrize("forward", [hoisted, sliced, renamed])
+def test_what_is_written_over_by_another_name_is_refused(forward: Any) -> None:
+    """A shortcut was put before the write, a slice counted as a copy, and `+=` as `a = a + b`."""
+    with pytest.raises(NotApplicableError, match="writes over what is read later"):
+        made(Written(forward))
+
+
+def test_a_shortcut_is_put_first_where_nothing_writes_over_what_it_reads() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        x = m.relu_(m.stem(x))
+        return m.two(m.relu_(m.one(x))) + m.other(x)
+
+    network = made(Written(forward))
+    assert [step.module for step in network.plan.steps] == ["stem", "other", "one", "two"]
+
+
+@pytest.mark.parametrize("write", [operator.iadd, operator.isub, operator.imul, operator.itruediv])
+def test_what_nobody_reads_again_may_be_written_over(write: Any) -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        x = m.stem(x)
+        way = m.one(x).sigmoid() + 1
+        if write is operator.iadd:
+            x += way
+        elif write is operator.isub:
+            x -= way
+        elif write is operator.imul:
+            x *= way
+        else:
+            x /= way
+        return m.other(x)
+
+    model = Written(forward)
+    assert any(step.node.target is write for step in of_kind(made(model), TorchStep))
+    assert is_right(model)
+
+
+def test_torch_does_not_write_over_what_lies_in_a_concatenation() -> None:
+    """Nobody reads the value again by its name, but it is a part of what was put together."""
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        x = m.stem(x)
+        both = torch.cat([x, m.one(x)], 1)
+        x *= 2.0
+        return torch.cat([both, m.other(x)], 1)
+
+    network = made(Written(forward))
+    memory = network.memory(1)
+    (step,) = of_kind(network, TorchStep)
+    read = memory.view(step.sources[0])
+    read.fill_(3.0)
+    torch_step(memory, step, network.modules).start()
+
+    assert memory.place(step.sources[0]).buffer == network.plan.output
+    assert torch.equal(memory.view(step.output), torch.full_like(read, 6.0))
+    assert torch.equal(read, torch.full_like(read, 3.0))
+
+
+# ---- what is not what its class says
+
+
+def doubled(module: nn.Module, given: Any, result: torch.Tensor) -> torch.Tensor:
+    del module, given
+    return result * 2
+
+
+@pytest.mark.parametrize("layer", ["stem", "relu_"])
+def test_hooks_are_not_left_out(layer: str) -> None:
+    model = Written(lambda m, x: m.one(m.relu_(m.stem(x))))
+    getattr(model, layer).register_forward_hook(doubled)
+    assert len(of_kind(made(model), TorchStep)) == 1
+    assert is_right(model)
+
+
+def test_a_function_that_drops_is_no_identity() -> None:
+    always = made(Written(lambda m, x: nn.functional.dropout(m.stem(x))))
+    never = made(Written(lambda m, x: nn.functional.dropout(m.stem(x), training=False)))
+    assert len(of_kind(always, TorchStep)) == 1
+    assert not of_kind(never, TorchStep)
+
+
+def test_a_concatenation_with_a_tensor_of_the_model_is_refused() -> None:
+    with pytest.raises(NotApplicableError, match="more than values"):
+        made(Written(lambda m, x: torch.cat([m.stem(x), m.shift], 1)))
+
+
+# ---- torch's steps
+
+
+def started(forward: Any, batch: int) -> torch.Tensor:
+    """What the only step of torch makes of zeros and of what was counted into its source."""
+    network = made(Written(forward))
+    memory = network.memory(batch)
+    (step,) = of_kind(network, TorchStep)
+    source = memory.view(step.sources[0])
+    source.copy_(torch.arange(source.numel(), dtype=torch.float32).view(source.shape))
+    torch_step(memory, step, network.modules).start()
+    return memory.view(step.output)
+
+
+def test_a_view_of_pixels_is_in_the_order_of_channels() -> None:
+    """Pixels lie channels last, where torch has no such view."""
+    found = started(lambda m, x: m.square(m.shrink(m.stem(x)).view(-1, 16)), 2)
+    assert found.flatten().tolist() == list(range(32))
+
+
+def test_what_mixes_the_images_is_refused() -> None:
+    """Of one channel, [1, B, H, W] has as many elements as [B, 1, H, W]."""
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        one = m.stem(x).mean(1, keepdim=True)
+        return one.permute(1, 0, 2, 3)
+
+    network = made(Written(forward))
+    step = of_kind(network, TorchStep)[-1]
+    with pytest.raises(OperatorNotTakenError, match="not the batch"):
+        torch_step(network.memory(2), step, network.modules).start()
+
+
+# ---- libraries and tuning
+
+
+def test_cudnn_is_not_asked_about_values_that_begin_anywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second of 12, 8 and 12 channels fills whole vectors, but begins within one."""
+    asked: List[Any] = []
+    monkeypatch.setattr(libraries.cudnn, "missing", lambda: "")
+    monkeypatch.setattr(
+        libraries.cudnn, "plans", lambda problem, *_, **__: asked.append(problem) or []
+    )
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        x = m.stem(x)
+        return torch.cat([m.first(x), m.one(x), m.last(x)], 1)
+
+    model = Written(forward)
+    model.first, model.last = nn.Conv2d(8, 12, 1), nn.Conv2d(8, 12, 1)
+    network = made(model, "fp16")
+    memory, answers = network.memory(1), {}
+    for step in of_kind(network, ConvStep):
+        asked.clear()
+        theirs = convolutions(
+            memory, memory.lane(beside=False), step, network.modules[step.module],
+            network.weights[step.module],
+        )  # fmt: skip
+        theirs.candidates(1.0)
+        answers[step.module] = (len(asked), memory.place(step.output).offset)
+        if step.module == "one":
+            assert theirs._problem().uncertain() == ""
+
+    assert answers == {"stem": (1, 0), "first": (1, 0), "one": (0, 12), "last": (0, 20)}
+
+
+def test_threads_that_compile_launch_where_their_caller_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On another stream they would share partial sums and tickets with kernels still running."""
+    of_thread = threading.local()
+    of_thread.stream = "the caller's"
+    seen: List[Any] = []
+
+    @contextlib.contextmanager
+    def stream(given: Any) -> Iterator[None]:
+        before, of_thread.stream = getattr(of_thread, "stream", None), given
+        yield
+        of_thread.stream = before
+
+    def start() -> None:
+        seen.append((getattr(of_thread, "stream", None), threading.current_thread().name))
+
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: of_thread.stream)
+    monkeypatch.setattr(tuning, "_starts", lambda candidate: candidate.start() or True)
+    ways = [Candidate("triton", name, dict, start) for name in "ab"]
+    tuning._compile({"key": Launch("layer", "conv2d", (), ways)})
+
+    assert {where for where, _ in seen} == {"the caller's"}
+    assert len({name for _, name in seen}) > 1
