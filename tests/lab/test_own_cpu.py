@@ -13,9 +13,10 @@ from torch import nn
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab.engines import EngineCache, Preparation
 from narrowgauge_lab.engines.errors import EngineClosedError, ShapeOutsideProfileError
-from narrowgauge_lab.engines.own import cpu, cpu_trial
-from narrowgauge_lab.engines.own.cpu_choice import Candidate
-from narrowgauge_lab.engines.own.cpu_forms import EAGER, FORMS, FloatForms, Form
+from narrowgauge_lab.engines.own.cpu import runner as cpu
+from narrowgauge_lab.engines.own.cpu import trial
+from narrowgauge_lab.engines.own.cpu.choice import Candidate
+from narrowgauge_lab.engines.own.cpu.forms import EAGER, FORMS, FloatForms, Form
 from narrowgauge_lab.errors import CalibrationError
 from narrowgauge_lab.networks import build
 from narrowgauge_lab.torch_compat import threads_may_change, torch_version
@@ -45,7 +46,7 @@ def only_fused_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(calls: Any, baseline: Candidate, *_: Any, **__: Any) -> Any:
         return {each: [1.0 if each.form == EAGER else 0.5] * 9 for each in calls}
 
-    monkeypatch.setattr(cpu_trial, "measure", measure)
+    monkeypatch.setattr(trial, "measure", measure)
 
 
 def test_it_computes_what_the_network_does_and_leaves_it_alone() -> None:
@@ -99,7 +100,7 @@ def test_where_nothing_is_faster_eager_s_own_form_runs(monkeypatch: pytest.Monke
     def measure(calls: Any, baseline: Candidate, *_: Any, **__: Any) -> Any:
         return {each: [1.0 if each == baseline else 1.2] * 9 for each in calls}
 
-    monkeypatch.setattr(cpu_trial, "measure", measure)
+    monkeypatch.setattr(trial, "measure", measure)
     runner = cpu.prepare(build("resnet18-tiny"), IMAGES, _wanted(options=MEASURED))
 
     assert runner.choice.taken == Candidate(EAGER, 0)
@@ -246,7 +247,7 @@ def test_int8_without_images_is_no_engine() -> None:
 
 
 def test_large_batches_are_measured_with_fewer_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_trial, "_LONGEST_CALL_S", 1e-9)
+    monkeypatch.setattr(trial, "_LONGEST_CALL_S", 1e-9)
     model = build("resnet18-tiny")
 
     runner = cpu.prepare(model, IMAGES, _wanted(options=MEASURED))

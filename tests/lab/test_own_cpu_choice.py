@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Sequence
 
 import pytest
 
-from narrowgauge_lab.engines.own.cpu_choice import Candidate, Choice, choose, measure, ranked
+from narrowgauge_lab.engines.own.cpu.choice import Candidate, Choice, choose, measure, ranked
 
 EAGER, FUSED, SLOW = Candidate("eager"), Candidate("fused", 2), Candidate("slow")
 

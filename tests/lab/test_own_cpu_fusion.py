@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from narrowgauge_lab.engines.own import cpu_onednn
-from narrowgauge_lab.engines.own.cpu_fusion import Fusion, fuse
+from narrowgauge_lab.engines.own.cpu import onednn
+from narrowgauge_lab.engines.own.cpu.fusion import Fusion, fuse
 from narrowgauge_lab.measure.probe import observe
 from narrowgauge_lab.networks import build, network
 from narrowgauge_lab.torch_compat import torch_version
@@ -295,9 +295,9 @@ def test_an_operator_that_gives_wrong_numbers_does_not_work(
     def wrong(activation: object, dtype: torch.dtype) -> Tuple[torch.Tensor, torch.Tensor]:
         return torch.ones(2, dtype=dtype), torch.ones(2, dtype=torch.float64) * 1.01
 
-    monkeypatch.setitem(cpu_onednn._TRIALS, "wrong", wrong)
+    monkeypatch.setitem(onednn._TRIALS, "wrong", wrong)
 
-    assert "off by" in cpu_onednn.works("wrong", "none", torch.float32)
+    assert "off by" in onednn.works("wrong", "none", torch.float32)
 
 
 @pytest.mark.skipif(torch_version() >= (2, 0), reason="for torch without fused operators")

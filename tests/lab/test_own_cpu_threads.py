@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from narrowgauge_lab import torch_compat
-from narrowgauge_lab.engines.own import cpu_threads
+from narrowgauge_lab.engines.own.cpu import threads
 
 X = torch.zeros(1)
 
@@ -25,7 +25,7 @@ def _other_than(count: int) -> int:
 
 
 def test_the_runtime_that_torch_uses_is_found() -> None:
-    assert cpu_threads.find_openmp() is not None
+    assert threads.find_openmp() is not None
 
 
 def test_a_call_has_its_threads_and_leaves_those_that_were() -> None:
@@ -33,7 +33,7 @@ def test_a_call_has_its_threads_and_leaves_those_that_were() -> None:
     wanted = _other_than(before)
     seen: List[int] = []
 
-    call = cpu_threads.with_threads(lambda x: seen.append(torch.get_num_threads()), wanted)
+    call = threads.with_threads(lambda x: seen.append(torch.get_num_threads()), wanted)
     call(X)
 
     assert seen == [wanted]
@@ -47,7 +47,7 @@ def test_an_error_leaves_the_threads_that_were() -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        cpu_threads.with_threads(fail, _other_than(before))(X)
+        threads.with_threads(fail, _other_than(before))(X)
     assert torch.get_num_threads() == before
 
 
@@ -60,7 +60,7 @@ def test_other_threads_of_the_process_keep_theirs_meanwhile() -> None:
         other.start()
         other.join()
 
-    cpu_threads.with_threads(look, _other_than(before))(X)
+    threads.with_threads(look, _other_than(before))(X)
 
     assert seen == [before]
 
@@ -76,7 +76,7 @@ def test_a_thread_that_begins_with_such_a_call_has_its_threads_too() -> None:
             torch.ones(1 << 20).sum()
             seen.append(torch.get_num_threads())
 
-        cpu_threads.with_threads(call, wanted)(X)
+        threads.with_threads(call, wanted)(X)
         seen.append(torch.get_num_threads())
 
     worker = threading.Thread(target=work)
@@ -99,7 +99,7 @@ def test_mkl_follows_too_where_set_num_threads_told_it_a_number() -> None:
     def call(_: torch.Tensor) -> int:
         return int(mkl.MKL_Get_Max_Threads())
 
-    assert cpu_threads.with_threads(call, wanted)(X) == wanted
+    assert threads.with_threads(call, wanted)(X) == wanted
     assert call(X) == before
 
 
@@ -107,21 +107,21 @@ def test_zero_is_the_caller_s_number() -> None:
     def call(_: torch.Tensor) -> int:
         return torch.get_num_threads()
 
-    assert cpu_threads.with_threads(call, 0) is call
+    assert threads.with_threads(call, 0) is call
 
 
 @pytest.mark.parametrize(
     ("usable", "counts"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))]
 )
 def test_the_numbers_to_try(usable: int, counts: object) -> None:
-    assert cpu_threads.thread_counts(usable) == counts
+    assert threads.thread_counts(usable) == counts
 
 
 def test_without_a_runtime_there_is_nothing_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_threads, "find_openmp", lambda: None)
+    monkeypatch.setattr(threads, "find_openmp", lambda: None)
 
     def call(_: torch.Tensor) -> int:
         return torch.get_num_threads()
 
-    assert cpu_threads.thread_counts() == ()
-    assert cpu_threads.with_threads(call, 1)(X) == torch.get_num_threads()
+    assert threads.thread_counts() == ()
+    assert threads.with_threads(call, 1)(X) == torch.get_num_threads()

@@ -227,9 +227,7 @@ def test_a_skipped_row_is_no_failure_and_says_why(tmp_path: Path) -> None:
     done, skipped = outcome.rows
     assert done.validity.valid
     assert skipped.status is Status.SKIPPED
-    assert skipped.validity.reasons == (
-        "skipped: no such engine here: it is not installed",
-    )
+    assert skipped.validity.reasons == ("skipped: no such engine here: it is not installed",)
     assert skipped.error is not None
     assert skipped.error.kind == "SkippedError"
 

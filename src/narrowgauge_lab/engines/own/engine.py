@@ -7,7 +7,7 @@ from torch import nn
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab.engines.base import Engine, Preparation, Runner
-from narrowgauge_lab.engines.own import cpu
+from narrowgauge_lab.engines.own.cpu import runner as cpu
 
 __all__ = ["ENGINE", "OwnEngine"]
 

@@ -25,7 +25,7 @@ from narrowgauge_lab.measure.probe import Observation, observe
 
 __all__ = ["OwnNetwork"]
 
-# unverified: a network on another than the current device | no host with two GPUs tried | nox -s gpu
+# unverified: a network on a second GPU, not the current | no host with two tried | nox -s gpu
 
 
 class OwnNetwork:

@@ -10,10 +10,10 @@ from torch import nn
 
 from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_lab.engines.native import of_batch
-from narrowgauge_lab.engines.own.cpu_choice import Candidate, Choice, choose, measure, ranked
-from narrowgauge_lab.engines.own.cpu_forms import FUSED, FloatForms, Form
-from narrowgauge_lab.engines.own.cpu_int8 import Int8Forms
-from narrowgauge_lab.engines.own.cpu_threads import thread_counts, with_threads
+from narrowgauge_lab.engines.own.cpu.choice import Candidate, Choice, choose, measure, ranked
+from narrowgauge_lab.engines.own.cpu.forms import FUSED, FloatForms, Form
+from narrowgauge_lab.engines.own.cpu.int8 import Int8Forms
+from narrowgauge_lab.engines.own.cpu.threads import thread_counts, with_threads
 from narrowgauge_lab.torch_compat import inference_mode
 
 __all__ = ["Forms", "chosen", "forms_of", "made"]

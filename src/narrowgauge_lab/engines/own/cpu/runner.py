@@ -22,11 +22,11 @@ from narrowgauge_lab.engines.base import DTYPES, LayerFact, Preparation, Runner
 from narrowgauge_lab.engines.cache import Cached
 from narrowgauge_lab.engines.keys import cache_key
 from narrowgauge_lab.engines.native import of_batch
-from narrowgauge_lab.engines.own.cpu_choice import Choice
-from narrowgauge_lab.engines.own.cpu_forms import Form
-from narrowgauge_lab.engines.own.cpu_int8 import INT8, activation_scales
-from narrowgauge_lab.engines.own.cpu_threads import find_openmp, with_threads
-from narrowgauge_lab.engines.own.cpu_trial import chosen, forms_of, made
+from narrowgauge_lab.engines.own.cpu.choice import Choice
+from narrowgauge_lab.engines.own.cpu.forms import Form
+from narrowgauge_lab.engines.own.cpu.int8 import INT8, activation_scales
+from narrowgauge_lab.engines.own.cpu.threads import find_openmp, with_threads
+from narrowgauge_lab.engines.own.cpu.trial import chosen, forms_of, made
 from narrowgauge_lab.measure.probe import Observation, observe
 from narrowgauge_lab.quant.x86 import choose_engine
 from narrowgauge_lab.torch_compat import inference_mode

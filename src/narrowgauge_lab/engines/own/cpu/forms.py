@@ -11,8 +11,8 @@ from torch import nn
 
 from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_lab.engines.base import LayerFact
-from narrowgauge_lab.engines.own.cpu_fusion import WORDS, fuse
-from narrowgauge_lab.engines.own.cpu_onednn import works
+from narrowgauge_lab.engines.own.cpu.fusion import WORDS, fuse
+from narrowgauge_lab.engines.own.cpu.onednn import works
 from narrowgauge_lab.transforms import folded, to_channels_last
 from narrowgauge_lab.transforms.folding import Folding
 

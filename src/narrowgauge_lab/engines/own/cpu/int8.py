@@ -10,7 +10,7 @@ from torch import nn
 
 from narrowgauge_lab.engines.base import LayerFact
 from narrowgauge_lab.engines.onnx_export import cpu_int8_config
-from narrowgauge_lab.engines.own.cpu_forms import Form
+from narrowgauge_lab.engines.own.cpu.forms import Form
 from narrowgauge_lab.quant.calibration import calibrate
 from narrowgauge_lab.quant.layers import LayerScales, layers_of
 from narrowgauge_lab.quant.parameters import QuantParams

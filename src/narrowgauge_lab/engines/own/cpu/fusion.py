@@ -17,7 +17,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from narrowgauge_lab.engines.base import LayerFact
-from narrowgauge_lab.engines.own.cpu_onednn import (
+from narrowgauge_lab.engines.own.cpu.onednn import (
     Activation,
     FusedConv,
     FusedLinear,

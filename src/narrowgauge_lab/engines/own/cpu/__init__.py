@@ -1,0 +1,1 @@
+"""Our engine on CPUs: folded, fused through oneDNN, form and threads chosen by measurement."""
