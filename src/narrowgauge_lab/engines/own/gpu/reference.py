@@ -106,7 +106,7 @@ class Reference:
         if step.window == 0:
             joined = x.flatten(2)
             pooled = joined.mean(2) if step.kind == "mean" else joined.max(2)[0]
-            return pooled.view(x.shape[0], *_pixels(self._network.sizes[step.output]))
+            return pooled.view(x.shape[0], *self._network.sizes[step.output])
         height, width = self._network.sizes[step.output][1:]
         outside = 0.0 if step.kind == "mean" else float("-inf")
         # Where sizes are rounded up, the last windows end beyond the border.
