@@ -41,6 +41,8 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _DPI = 150
 #: One matrix per configuration; more than these are no picture any more.
 _MOST_MATRICES = 8
+#: More than these go into several pictures.
+_MOST_BARS = 24
 #: Fixed ids and no date, so that the same record gives the same bytes.
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "narrowgauge",
@@ -168,15 +170,51 @@ _NOTHING = statistics.Summary(0, math.nan, math.nan, math.nan, math.nan, math.na
 
 
 def _bars(drawing: Drawing, record: Record) -> Iterator[tuple[str, Figure]]:
-    """A bar per configuration: the median over the repeats, its interval, every repeat a dot."""
+    """A bar per configuration: the median over the repeats, its interval, every repeat a dot.
+
+    Of more bars than one can look at, those that differ in what varies fastest go together, into a
+    picture for each combination of the rest.
+    """
     found = [each for each in statistics.configurations(record.rows) if each.valid]
     metrics = [name for name in drawing.metrics if any(each.figures(name) for each in found)]
     if not metrics:
         return
     names = statistics.varying(found)
+    if len(found) <= _MOST_BARS:
+        yield drawing.name, _bar_picture(drawing, record, found, metrics, names, drawing.title)
+        return
+    fastest = _fastest(found, names)
+    rest = [name for name in names if name != fastest]
+    groups: dict[str, list[Configuration]] = {}
+    for each in found:
+        groups.setdefault(each.label(rest), []).append(each)
+    for label, group in groups.items():
+        name, title = f"{drawing.name}-{_file_word(label)}", f"{drawing.title} · {label}"
+        yield name, _bar_picture(drawing, record, group, metrics, [fastest], title)
+
+
+def _fastest(found: Sequence[Configuration], names: Sequence[str]) -> str:
+    """The parameter that changes most often from one configuration to the next."""
+    return max(
+        names,
+        key=lambda name: sum(
+            a.parameters.get(name) != b.parameters.get(name) for a, b in itertools.pairwise(found)
+        ),
+    )
+
+
+def _bar_picture(
+    drawing: Drawing,
+    record: Record,
+    found: Sequence[Configuration],
+    metrics: Sequence[str],
+    names: Sequence[str],
+    title: str,
+) -> Figure:
     labels = [each.label(names).replace(", ", "\n") or record.experiment for each in found]
-    height = 1.4 + 0.5 * len(found)
-    picture = _figure(2.4 + 4.4 * len(metrics), max(height, 2.4), drawing.title, record)
+    lines = max(label.count("\n") + 1 for label in labels)
+    height = 1.4 + max(0.5, 0.1 + 0.18 * lines) * len(found)
+    picture = _figure(2.4 + 4.4 * len(metrics), max(height, 2.4), title, record)
     panels = picture.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
     for panel, metric in zip(panels, metrics, strict=True):
         unit = _unit(record, metric)
@@ -185,9 +223,11 @@ def _bars(drawing: Drawing, record: Record) -> Iterator[tuple[str, Figure]]:
         panel.set_yticks(range(len(found)), labels)
         panel.set_ylim(len(found) - 0.4, -0.6)
         panel.set_xlabel(drawing.y or _axis(metric, unit))
+        if len(metrics) > 1:
+            panel.set_title(_axis(metric, ""), fontsize=10, loc="left")
         panel.grid(visible=False, axis="y")
         panel.margins(x=0.15)
-    yield drawing.name, picture
+    return picture
 
 
 def _bar(panel: Axes, place: int, figures: Sequence[float], colour: str, unit: str) -> None:

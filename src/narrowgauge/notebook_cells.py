@@ -59,7 +59,8 @@ spec = parse_spec(record.spec)
 print(f"{{record.run_id}}: {{record.status.value}}, on {{record.target}}, seed {{record.seed}}")
 for row in record.rows:
     for reason in row.validity.reasons:
-        print(f"row {{row.index}} INVALID: {{reason}}")
+        said = reason if row.status.value == "skipped" else f"INVALID: {{reason}}"
+        print(f"row {{row.index}} {{said}}")
 for profiler in sorted({{str(r.facts["profiled"]) for r in record.rows if "profiled" in r.facts}}):
     print(f"profiled ({{profiler}}): timings include the profiler")"""
 

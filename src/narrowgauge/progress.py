@@ -31,6 +31,7 @@ class Progress:
         self.rows_total = len(job.rows)
         self.rows_done = 0
         self.failed = 0
+        self.skipped = 0
         self.row: int | None = None
         self.phase = ""
         self.figures: dict[str, str] = {}
@@ -57,10 +58,13 @@ class Progress:
             value = event.data["values"][-1]
             shown = f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
             self.figures.pop(event.data["name"], None)  # the newest stand last
-            self.figures[event.data["name"]] = f"{shown} {event.data.get('unit', '')}".strip()
+            unit = event.data.get("unit", "")
+            self.figures[event.data["name"]] = shown if unit in ("", "1") else f"{shown} {unit}"
         elif event.kind is EventKind.ROW_END:
             self.rows_done += 1
-            self.failed += event.data.get("status") != "complete"
+            status = event.data.get("status")
+            self.skipped += status == "skipped"
+            self.failed += status not in ("complete", "skipped")
             self._row_part = 0.0
 
     @property
@@ -84,10 +88,12 @@ class Progress:
         eta = self.eta_s(now)
         words = [f"row {min(self.rows_done + 1, self.rows_total)}/{self.rows_total}"]
         varied = [n for n, v in self.job.parameters.items() if isinstance(v, list)]
-        words += [f"{name}={self._row_parameters.get(name)}" for name in varied]
+        known = self._row_parameters
+        words += [f"{name}={known[name]}" for name in varied if name in known]
         words += [self.phase] if self.phase else []
         words += [f"{n} {v}" for n, v in self._shown()]
         words += [f"{self.failed} failed"] if self.failed else []
+        words += [f"{self.skipped} skipped"] if self.skipped else []
         words += [
             f"{self.part:4.0%}",
             f"about {duration(eta)} left" if eta is not None else "starting",

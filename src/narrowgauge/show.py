@@ -7,17 +7,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from narrowgauge import statistics
 from narrowgauge.noise import Floors
 from narrowgauge.progress import duration
 from narrowgauge.remarks import remarks, two_modes
+from narrowgauge.show_tables import plain_table, remarks_of, results_of, rows_of
 from narrowgauge.statistics import Configuration, word
 from narrowgauge.store import Entry, RunFolder, RunState
 from narrowgauge.view import (
@@ -26,13 +25,12 @@ from narrowgauge.view import (
     format_value,
     load_view,
     metric_names,
-    number,
-    spark,
     unit_of,
     warnings_of,
     widen,
 )
-from narrowgauge_contract.outcome import Row, Status
+from narrowgauge_contract.outcome import Status
+from narrowgauge_contract.summary import summary_lines
 from narrowgauge_contract.traces import TRACE_FILE
 
 if TYPE_CHECKING:
@@ -47,10 +45,9 @@ _STYLES = {
     Status.INTERRUPTED: ("■", "yellow"),
     Status.UNFINISHED: ("…", "yellow"),
 }
-#: More rows than these would push the summary off the screen.
-_ROWS = 12
 _LOG_LINES = 8
-_CURVE = 16
+#: More pictures than these are counted.
+_PICTURES = 8
 
 
 def show_run(folder: RunFolder, console: Console, floors: Floors) -> None:
@@ -66,13 +63,13 @@ def show_run(folder: RunFolder, console: Console, floors: Floors) -> None:
     for warning in (*warnings_of(view), *two_modes(view)):
         console.print(Text(f"⚠ {warning}", style="yellow"))
     if record.rows:
-        console.print(_results(view, record))
-        console.print(_rows(view, record))
-        for line in remarks(view, floors):
-            console.print(Text(line))
+        console.print(results_of(view, record, console))
+        console.print(rows_of(view, record, console))
+        for remark in remarks_of(remarks(view, floors), console):
+            console.print(remark)
     else:
         console.print(Text("no row was started", style="yellow"))
-    for part in (_error(record), _facts(record, console), _footer(view, record)):
+    for part in (_error(view, record), _facts(record, console), _footer(view, record)):
         if part is not None:
             console.print(part)
 
@@ -119,114 +116,19 @@ def _circumstances(record: Record) -> Iterable[str]:
         yield time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(record.started_utc))
 
 
-def _results(view: RunView, record: Record) -> RenderableType:
-    """A line per configuration and metric: the figure over the valid repeats, and their spread."""
-    found = view.configurations
-    names = statistics.varying(found)
-    table = _table("Results", *names, "metric", "figure", "range", "n", "curve")
-    for configuration in found:
-        cells = [word(configuration.parameters[name]) for name in names]
-        for line, metric in enumerate(view.headline):
-            lead = cells if line == 0 else [""] * len(cells)
-            table.add_row(*lead, metric, *_metric_cells(configuration, metric, record))
-        if not configuration.valid:
-            table.add_row(*[""] * len(cells), *_invalid_cells(configuration))
-        table.add_section()
-    return Group(table, *_notes(view, record))
-
-
-def _notes(view: RunView, record: Record) -> Iterable[Text]:
-    """What each figure is of its row, and what else there is. `n` is valid repeats of all."""
-    for metric in view.headline:
-        series = (m for row in record.valid_rows() if (m := row.metric(metric)) and m.values)
-        found = next(series, None)
-        if found is not None:
-            yield Text(f"{metric}: {statistics.figure(found).how}")
-    rest = [name for name in metric_names(record) if name not in view.headline]
-    if rest:
-        yield Text("also recorded: " + ", ".join(rest))
-
-
-def _metric_cells(found: Configuration, metric: str, record: Record) -> tuple[RenderableType, ...]:
-    unit = unit_of(record, metric)
-    summary = statistics.summarize(found.figures(metric))
-    if summary is None:
-        return Text("–"), "", Text(f"0/{len(found.rows)}", style="red"), ""
-    first = next(m for row in found.valid if (m := row.metric(metric)) and m.values)
-    figure = Text(format_value(summary.median, unit), style="bold")
-    curve = spark(first.values, _CURVE) if len(first.values) > 1 and first.index else ""
-    repeats = Text(f"{summary.n}/{len(found.rows)}")
-    if summary.n < len(found.rows):
-        repeats.stylize("red")
-    return figure, _spread(summary, unit), repeats, curve
-
-
-def _spread(summary: statistics.Summary, unit: str) -> str:
-    """The interval of the median where there is one, else plainly the least and the most."""
-    if summary.n == 1:
-        return ""
-    if summary.low == summary.high:
-        return "all equal"
-    if summary.interval is not None:
-        low, high = summary.interval.low, summary.interval.high
-        return f"{number(low, unit)}–{number(high, unit)} (95 %)"
-    return f"{number(summary.low, unit)}–{number(summary.high, unit)}"
-
-
-def _invalid_cells(found: Configuration) -> tuple[RenderableType, ...]:
-    reasons = dict.fromkeys(reason for row in found.rows for reason in row.validity.reasons)
-    return Text("INVALID", style="bold red"), Text("; ".join(reasons), style="red")
-
-
-def _rows(view: RunView, record: Record) -> RenderableType:
-    names = statistics.varying(view.configurations)
-    table = _table("Rows", "row", "repeat", "seed", *names, *view.headline, "seconds", "validity")
-    for row in record.rows[:_ROWS]:
-        figures = [_row_figure(row, name) for name in view.headline]
-        table.add_row(
-            str(row.index), str(row.repeat), str(row.seed),
-            *(word(row.parameters[name]) for name in names),
-            *figures,
-            f"{row.seconds:.1f}" if row.seconds is not None else "–",
-            _validity(row),
-        )  # fmt: skip
-    return Group(table, *_row_notes(record))
-
-
-def _row_notes(record: Record) -> Iterable[Text]:
-    """Why rows are INVALID, once per reason, and how many rows are not on the screen."""
-    reasons: dict[str, list[str]] = {}
-    for row in record.rows:
-        for reason in row.validity.reasons:
-            reasons.setdefault(reason, []).append(str(row.index))
-    for reason, rows in reasons.items():
-        word = "rows" if len(rows) > 1 else "row"
-        yield Text(f"{word} {', '.join(rows[:_ROWS])}: {reason}", style="red")
-    if len(record.rows) > _ROWS:
-        yield Text(f"and {len(record.rows) - _ROWS} more rows: derived/rows.csv has all")
-
-
-def _row_figure(row: Row, name: str) -> str:
-    metric = row.metric(name)
-    if metric is None or not metric.values:
-        return "–"
-    return number(statistics.figure(metric).value, metric.unit)
-
-
-def _validity(row: Row) -> Text:
-    if row.validity.valid:
-        return Text("valid", style="green")
-    return Text("INVALID", style="red")
-
-
-def _error(record: Record) -> RenderableType | None:
-    """Why it failed, and the end of its log: that is what one looks for then."""
-    failed = next((row.error for row in record.rows if row.error is not None), None)
+def _error(view: RunView, record: Record) -> RenderableType | None:
+    """Why it failed, and the end of its log: that is what one looks for then. Rows that were
+    skipped have not failed."""
+    stopped = (row for row in record.rows if row.status is not Status.SKIPPED)
+    failed = next((row.error for row in stopped if row.error is not None), None)
     error = record.error or failed or (record.host.error if record.host else None)
     if error is None:
         return None
     lines = [f"{error.kind}: {error.what}", error.why, error.next_step]
-    log = record.host.log_tail.splitlines()[-_LOG_LINES:] if record.host else []
+    closing = view.spec.closing if view.spec else None
+    above = "\n".join(summary_lines(closing, record.rows) if closing else ()).splitlines()
+    log = record.host.log_tail.splitlines() if record.host else []
+    log = [line for line in log if not line or line not in above][-_LOG_LINES:]
     body = "\n".join([line for line in lines if line] + ([""] if log else []) + log)
     return Panel(Text(body), title="What went wrong", title_align="left", border_style="red")
 
@@ -235,7 +137,7 @@ def _facts(record: Record, console: Console) -> RenderableType:
     inside, machine = _inside(record), _machine(record)
     tables = []
     for title, facts in (("Inside", inside), ("Host", machine), ("Hashes", _hashes(record))):
-        table = _table(title, "", "", headers=False)
+        table = plain_table(title, "", "", headers=False)
         for name, value in facts:
             table.add_row(Text(name, style="dim" if console.is_terminal else ""), value)
         if facts:
@@ -296,7 +198,10 @@ def _hashes(record: Record) -> list[tuple[str, str]]:
 def _footer(view: RunView, record: Record) -> RenderableType:
     folder = view.folder
     drawn = sorted(p.name for p in folder.derived.glob("*.png")) if folder.derived.is_dir() else []
-    lines = [f"{folder.path}/", f"  derived/ {', '.join(drawn)}"] if drawn else [f"{folder.path}/"]
+    lines = [f"{folder.path}/"]
+    if drawn:
+        more = f" and {len(drawn) - _PICTURES} more pictures" if len(drawn) > _PICTURES else ""
+        lines.append(f"  derived/ {', '.join(drawn[:_PICTURES])}{more}")
     if record.side_files:
         place = f"{folder.out.name}/" if folder.launched else "the same folder"
         lines.append(f"  {len(record.side_files)} side files in {place}")
@@ -319,7 +224,7 @@ def print_results(entries: Sequence[Entry], console: Console, *, filtered: bool 
     widen(console)
     columns = ["run", "profile", "status", "took", "valid", "headline"]
     left_out = "took" if console.width < LEAST_WIDTH else ""
-    table = _table("", *(name for name in columns if name != left_out))
+    table = plain_table("", *(name for name in columns if name != left_out))
     for entry in entries:
         cells = dict(zip(columns, (entry.folder.name, *_result_cells(entry)), strict=True))
         cells.pop(left_out, None)
@@ -337,9 +242,13 @@ def _result_cells(entry: Entry) -> tuple[RenderableType, ...]:
         profile = entry.job.profile if entry.job else ""
         return profile, Text("no record yet", style="yellow"), "", "", ""
     mark, colour = _STYLES[record.status]
-    valid = Text(f"{len(record.valid_rows())}/{len(record.rows)}")
-    if len(record.valid_rows()) < len(record.rows):
+    skipped = sum(row.status is Status.SKIPPED for row in record.rows)
+    tried = len(record.rows) - skipped
+    valid = Text(f"{len(record.valid_rows())}/{tried}")
+    if len(record.valid_rows()) < tried:
         valid.stylize("red")
+    if skipped:
+        valid.append(f", {skipped} skipped", style="yellow")
     took = duration(record.seconds) if record.seconds is not None else ""
     status = Text(f"{mark} {record.status.value}", style=colour)
     return record.profile, status, took, valid, headline_text(entry)
@@ -357,28 +266,6 @@ def headline_text(entry: Entry) -> str:
         if summary is not None:
             return f"{name} {format_value(summary.median, unit_of(record, name))}"
     return ""
-
-
-def _table(title: str, *columns: str, headers: bool = True) -> Table:
-    table = Table(
-        title=title or None,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD if headers else None,
-        padding=(0, 1, 0, 0),
-        show_header=headers,
-        pad_edge=False,
-        show_edge=False,
-    )
-    for name in columns:
-        right = name in ("row", "repeat", "seed", "seconds", "figure")
-        table.add_column(
-            name,
-            justify="right" if right else "left",
-            overflow="fold",
-            no_wrap=name not in ("metric", "validity", "headline", ""),
-        )
-    return table
 
 
 def _short(digest: str) -> str:

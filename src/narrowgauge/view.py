@@ -6,7 +6,7 @@ A run that was killed, still goes on or has a damaged record is shown by the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ __all__ = [
 
 #: A pipe has no width; a log should not be broken where a terminal would be.
 LEAST_WIDTH = 110
+_MOST_NOTES = 3
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -127,7 +128,17 @@ def warnings_of(view: RunView) -> tuple[str, ...]:
         found.append(f"{record.events_damaged} event lines could not be read")
     if host is not None:
         found += [f"exception: {exception}" for exception in host.exceptions]
-    return tuple(found)
+    return (*found, *_cache_notes(record))
+
+
+def _cache_notes(record: Record) -> Iterator[str]:
+    """Why engines were not taken from their cache, or not kept there, where rows say so."""
+    told = (row.facts.get("engine_cache") for row in record.rows)
+    said = [str(each["note"]) for each in told if isinstance(each, dict) and each.get("note")]
+    notes = list(dict.fromkeys(said))
+    yield from (f"engine cache: {note}" for note in notes[:_MOST_NOTES])
+    if len(notes) > _MOST_NOTES:
+        yield f"engine cache: and {len(notes) - _MOST_NOTES} more, in the rows' facts"
 
 
 def format_value(value: float, unit: str = "") -> str:

@@ -227,3 +227,45 @@ def test_a_side_file_that_is_no_matrix_is_named(tmp_path: Path, content: str) ->
 
     with pytest.raises(DamagedRecordError, match="holds no square matrix"):
         draw._matrix(row, "confusion.json", folder)
+
+
+def _many(tmp_path: Path, epochs: int) -> RunFolder:
+    """A run whose configurations differ in precision and, `epochs` times, in epochs."""
+    folder = Store(tmp_path).new_run(job())
+    record = record_of(folder)
+    rows = [
+        dataclasses.replace(
+            row, index=place, parameters={"epochs": each, "precision": row.parameters["precision"]}
+        )
+        for place, (each, row) in enumerate(
+            (each, row) for each in range(epochs) for row in (record.rows[0], record.rows[1])
+        )
+    ]  # fmt: skip
+    folder.write_record(dataclasses.replace(record, rows=tuple(rows)))
+    return folder
+
+
+def test_more_bars_than_one_can_look_at_are_several_pictures(tmp_path: Path) -> None:
+    few = _names(draw_run(_many(tmp_path / "few", 12), FLOORS))
+    many = _names(draw_run(_many(tmp_path / "many", 13), FLOORS))
+
+    assert "speed.png" in few
+    assert {name for name in many if name.startswith("speed") and name.endswith(".png")} == {
+        f"speed-epochs-{each}.png" for each in range(13)
+    }
+
+
+def test_panels_side_by_side_say_whose_they_are(tmp_path: Path) -> None:
+    def both(record: Record) -> Record:
+        drawings = [
+            {"name": "both", "kind": "bar", "title": "Both", "y": "images per second",
+             "metrics": ["images_per_second", "accuracy"]},
+        ]  # fmt: skip
+        return dataclasses.replace(record, spec={**record.spec, "draw": drawings})
+
+    folder = _with(tmp_path, both)
+    draw_run(folder, FLOORS)
+
+    svg = (folder.derived / "both.svg").read_text(encoding="utf-8")
+    assert svg.count("<!-- accuracy -->") == 1
+    assert svg.count("<!-- images per second -->") == 3  # both axes, and the first panel's name

@@ -60,6 +60,23 @@ def test_a_failed_row_shows() -> None:
     assert progress.part == 1.0
 
 
+def test_a_skipped_row_has_not_failed() -> None:
+    progress = half_way()
+    progress.add(event(EventKind.ROW_END, 116.0, 1, status="skipped"))
+
+    assert "1 skipped" in progress.line(116.0)
+    assert "failed" not in progress.line(116.0)
+
+
+def test_nothing_is_said_of_a_row_before_it_begins_nor_of_a_unit_that_is_none() -> None:
+    progress = Progress(tiny_job("precision=fp32,bf16"))
+    assert "precision" not in progress.line(0.0)
+
+    progress.add(event(EventKind.ROW_START, 1.0, parameters={"precision": "fp32"}))
+    progress.add(event(EventKind.METRIC, 2.0, name="error", unit="1", values=[0.25]))
+    assert " · error 0.25 · " in progress.line(2.0)
+
+
 def test_plain_lines_come_at_most_every_few_seconds() -> None:
     now = [0.0]
     stream = io.StringIO()

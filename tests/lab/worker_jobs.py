@@ -1,0 +1,27 @@
+"""What worker processes of the tests run. They import this by its name, and no torch with it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Callable, Tuple
+
+
+def sleeper(job: float) -> Tuple[Callable[[], Any], Callable[[], Any]]:
+    print("libraries print what they like")
+    return lambda: time.sleep(job), lambda: {"process": os.getpid()}
+
+
+def cannot_begin(job: str) -> Any:
+    raise MemoryError(job)
+
+
+def dies(job: int) -> Tuple[Callable[[], Any], Callable[[], Any]]:
+    return lambda: os.kill(os.getpid(), job), dict
+
+
+def raises(job: str) -> Tuple[Callable[[], Any], Callable[[], Any]]:
+    def call() -> None:
+        raise ValueError(job)
+
+    return call, dict
