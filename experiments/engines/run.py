@@ -11,7 +11,6 @@ from narrowgauge_lab.engines import missing
 from narrowgauge_lab.engines.account import check_precision, record_layers
 from narrowgauge_lab.engines.base import DTYPES, Runner
 from narrowgauge_lab.engines.registry import refuses
-from narrowgauge_lab.errors import bytes_asked
 from narrowgauge_lab.measure.agreement import LIMITS, check_output, reference_output
 from narrowgauge_lab.measure.cost import Cost, count
 from narrowgauge_lab.measure.recording import record_cost, record_kernels
@@ -28,18 +27,8 @@ _LIMITS = {**LIMITS, "int8": 0.9, "fp8": 0.9}
 
 
 def run(ctx: RowContext) -> None:
-    """Measure as `ctx.parameters` say. A row that runs out of memory says how much it asked for."""
+    """Measure as `ctx.parameters` say."""
     seed_everything(ctx.seed)
-    try:
-        _measure(ctx)
-    except (RuntimeError, MemoryError) as error:
-        asked = bytes_asked(str(error))
-        if asked is not None:
-            ctx.fact("bytes_asked", asked)
-        raise
-
-
-def _measure(ctx: RowContext) -> None:
     name, precision = ctx.parameters["engine"], ctx.parameters["precision"]
     model, batch = ctx.parameters["model"], int(ctx.parameters["batch"])
     size = network(model).size

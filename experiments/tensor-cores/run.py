@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Optional
 
 from narrowgauge_lab.context import RowContext
-from narrowgauge_lab.errors import bytes_asked
 from narrowgauge_lab.measure.energy import Source, source_or_invalid
 from narrowgauge_lab.seeding import seed_everything
 
@@ -14,17 +13,12 @@ from .network import INFERENCE, TRAINING
 
 
 def run(ctx: RowContext) -> None:
-    """Measure as `ctx.parameters` say. A row that runs out of memory says how much it asked for."""
+    """Measure as `ctx.parameters` say."""
     seed_everything(ctx.seed)
     # Now, so that a source that is not here is said before anything is measured.
     source = source_or_invalid(ctx, ctx.parameters["energy"], ctx.device)
     try:
         _measure(ctx, source)
-    except (RuntimeError, MemoryError) as error:
-        asked = bytes_asked(str(error))
-        if asked is not None:
-            ctx.fact("bytes_asked", asked)
-        raise
     finally:
         if source is not None:
             source.close()

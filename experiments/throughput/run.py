@@ -11,7 +11,6 @@ from narrowgauge_lab import torch_compat
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.engines import missing
 from narrowgauge_lab.engines.registry import refuses
-from narrowgauge_lab.errors import bytes_asked
 from narrowgauge_lab.measure.agreement import reference_output
 from narrowgauge_lab.measure.state import steadily
 from narrowgauge_lab.measure.steady import NotSteadyError, steady_window
@@ -24,18 +23,8 @@ from .work import work_together
 
 
 def run(ctx: RowContext) -> None:
-    """Measure as `ctx.parameters` say. A row that runs out of memory says how much it asked for."""
+    """Measure as `ctx.parameters` say."""
     seed_everything(ctx.seed)
-    try:
-        _measure(ctx)
-    except (RuntimeError, MemoryError) as error:
-        asked = bytes_asked(str(error))
-        if asked is not None:
-            ctx.fact("bytes_asked", asked)
-        raise
-
-
-def _measure(ctx: RowContext) -> None:
     parameters, device = ctx.parameters, ctx.device
     stations = plan_stations(parameters, device.type, len(os.sched_getaffinity(0)))
     _require(parameters["engine"], parameters["precision"], device)

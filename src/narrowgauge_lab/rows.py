@@ -22,7 +22,7 @@ from narrowgauge_contract.outcome import ErrorInfo, Status, encode_error
 from narrowgauge_lab import profiling
 from narrowgauge_lab.console import complain, flush
 from narrowgauge_lab.context import RowContext
-from narrowgauge_lab.errors import describe
+from narrowgauge_lab.errors import bytes_asked, describe
 from narrowgauge_lab.folder import last_words
 from narrowgauge_lab.seeding import seed_everything
 
@@ -130,6 +130,11 @@ def _measure(job: Job, plan: RowPlan, log: EventLog, setting: Setting) -> RowCon
     try:
         profiling.watch(context, run)
         complete = True
+    except (RuntimeError, MemoryError) as error:
+        asked = bytes_asked(str(error))
+        if asked is not None:
+            context.fact("bytes_asked", asked)
+        raise
     finally:
         # However it ends: these are what ran, after the experiment has set what it sets.
         for name, value in _settings(setting.device).items():

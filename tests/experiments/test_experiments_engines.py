@@ -4,67 +4,27 @@ from __future__ import annotations
 
 import math
 import os
-import sys
-import types
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 import torch
+from one_row import EXPERIMENTS, Rows
 from torch import nn
 
 from narrowgauge_contract.claims import load_claims
 from narrowgauge_contract.errors import SkippedError, UnknownNameError, UsageError
-from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog, read_events
-from narrowgauge_contract.job import Job, parse_overrides, resolve
+from narrowgauge_contract.events import EVENTS_FILE, read_events
 from narrowgauge_contract.outcome import Fold, Metric, Row, Status, Validity
-from narrowgauge_contract.spec import ExperimentSpec, load_spec
 from narrowgauge_contract.summary import summary_lines
-from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.engines import ENGINES
-from narrowgauge_lab.experiments import load_run
 from narrowgauge_lab.networks import NETWORKS, NOTES, network
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 NAME = "engines"
-CPU = torch.device("cpu")
 #: Quick, whatever the machine: no figure of these tests is a measurement.
-QUICK = ("model=resnet50-tiny", "batch=2", "limit_s=0.05", "cache=none")
-
-
-def module(name: str) -> types.ModuleType:
-    """A module of the experiment, loaded as the lab loads it."""
-    load_run(EXPERIMENTS, NAME)
-    return sys.modules[f"narrowgauge_experiments.engines.{name}"]
-
-
-def spec() -> ExperimentSpec:
-    return load_spec(EXPERIMENTS / NAME / "experiment.toml")
-
-
-def job(*words: str, profile: str = "smoke") -> Job:
-    declared = spec()
-    overrides = parse_overrides(declared, words)
-    return resolve(declared, overrides, profile=profile, target="native", seed=0, run_id="r")
-
-
-def run_row(out: Path, *words: str, data: Optional[Path] = None) -> Row:
-    """The first row that the words ask for, here; of words for one parameter the last counts. What
-    the row raises leaves it unfinished."""
-    chosen = {word.partition("=")[0]: word for word in (*QUICK, "engine=eager", *words)}
-    plan = job(*chosen.values()).rows[0]
-    out.mkdir(exist_ok=True)
-    try:
-        with EventLog(out / EVENTS_FILE) as log:
-            head = {"repeat": plan.repeat, "seed": plan.seed, "parameters": plan.parameters}
-            log.emit(EventKind.ROW_START, plan.index, **head)
-            ctx = RowContext(plan, log, out, device=CPU, profile="smoke", data_root=data)
-            load_run(EXPERIMENTS, NAME)(ctx)
-            ctx.finish()
-            log.emit(EventKind.ROW_END, plan.index, status="complete", seconds=1.0, error=None)
-    finally:
-        (row,) = Fold().add_all(read_events(out / EVENTS_FILE)).rows()
-    return row
+QUICK = ("model=resnet50-tiny", "batch=2", "limit_s=0.05", "cache=none", "engine=eager")
+_ROWS = Rows(NAME, QUICK)
+module, spec, job, run_row = _ROWS.module, _ROWS.spec, _ROWS.job, _ROWS.run
 
 
 # Rows.
@@ -95,7 +55,7 @@ def test_a_row_records_what_it_promises(tmp_path: Path) -> None:
 
 def test_weights_are_the_runs_and_images_the_repeats() -> None:
     """An engine that was kept for the first repeat can only serve the second with its weights."""
-    rows = job(*QUICK, "engine=eager", profile="short").rows
+    rows = job(*QUICK, profile="short").rows
     found: List[Tuple[int, torch.Tensor, torch.Tensor]] = []
     make_subject = module("run").make_subject
     for plan in (rows[0], next(row for row in rows if row.repeat == 1)):

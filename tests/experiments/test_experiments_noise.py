@@ -2,57 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
 from typing import Any, List
 
 import pytest
 import torch
+from one_row import CPU, EXPERIMENTS, Rows
 
 from narrowgauge_contract.claims import load_claims
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog, read_events
-from narrowgauge_contract.job import Job, parse_overrides, resolve
-from narrowgauge_contract.outcome import Fold, Row
-from narrowgauge_contract.spec import ExperimentSpec, load_spec
+from narrowgauge_contract.outcome import Fold
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.experiments import load_run
 from narrowgauge_lab.measure import Comparison, Samples, TimingPlan
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-CPU = torch.device("cpu")
 NAME = "noise-floor"
 QUICK = ("size=tiny", "comparisons=2", "pairs=6", "iterations=50")
-
-
-def _module(name: str) -> types.ModuleType:
-    load_run(EXPERIMENTS, NAME)
-    return sys.modules[f"narrowgauge_experiments.noise_floor.{name}"]
-
-
-def _spec() -> ExperimentSpec:
-    return load_spec(EXPERIMENTS / NAME / "experiment.toml")
-
-
-def _job(*words: str, profile: str = "smoke") -> Job:
-    spec = _spec()
-    overrides = parse_overrides(spec, words)
-    return resolve(spec, overrides, profile=profile, target="native", seed=0, run_id="r")
-
-
-def _run(out: Path, *words: str) -> Row:
-    """The first row, in this process."""
-    plan = _job(*QUICK, *words).rows[0]
-    with EventLog(out / EVENTS_FILE) as log:
-        head = {"repeat": plan.repeat, "seed": plan.seed, "parameters": plan.parameters}
-        log.emit(EventKind.ROW_START, plan.index, **head)
-        ctx = RowContext(plan, log, out, device=CPU, profile="smoke")
-        load_run(EXPERIMENTS, NAME)(ctx)
-        ctx.finish()
-        log.emit(EventKind.ROW_END, plan.index, status="complete", seconds=1.0, error=None)
-    (row,) = Fold().add_all(read_events(out / EVENTS_FILE)).rows()
-    return row
+_ROWS = Rows(NAME, QUICK)
+_module, _spec, _job, _run = _ROWS.module, _ROWS.spec, _ROWS.job, _ROWS.run
 
 
 @pytest.fixture(autouse=True)

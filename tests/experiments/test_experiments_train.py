@@ -2,56 +2,37 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from pathlib import Path
 from typing import Any, Dict
 
 import pytest
 import torch
+from one_row import EXPERIMENTS, Rows
 from torch import nn
 
 from narrowgauge_contract.claims import load_claims
-from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog, read_events
-from narrowgauge_contract.job import Job, parse_overrides, resolve
-from narrowgauge_contract.outcome import Fold, Row
-from narrowgauge_contract.spec import ExperimentSpec, load_spec
-from narrowgauge_lab.context import RowContext
-from narrowgauge_lab.experiments import load_run
+from narrowgauge_contract.job import Job
+from narrowgauge_contract.outcome import Row
+from narrowgauge_contract.spec import ExperimentSpec
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-CPU = torch.device("cpu")
 NAMES = ("mnist", "resnet")
 
 
 def _module(experiment: str, name: str) -> types.ModuleType:
-    """A module of an experiment, loaded as the lab loads it."""
-    load_run(EXPERIMENTS, experiment)
-    return sys.modules[f"narrowgauge_experiments.{experiment}.{name}"]
+    return Rows(experiment).module(name)
 
 
 def _spec(name: str) -> ExperimentSpec:
-    return load_spec(EXPERIMENTS / name / "experiment.toml")
+    return Rows(name).spec()
 
 
 def _job(name: str, *words: str, profile: str = "smoke") -> Job:
-    spec = _spec(name)
-    overrides = parse_overrides(spec, words)
-    return resolve(spec, overrides, profile=profile, target="native", seed=0, run_id="r")
+    return Rows(name).job(*words, profile=profile)
 
 
 def _run(name: str, out: Path, *words: str) -> Row:
-    """The first row of the smoke profile, in this process."""
-    plan = _job(name, *words).rows[0]
-    with EventLog(out / EVENTS_FILE) as log:
-        head = {"repeat": plan.repeat, "seed": plan.seed, "parameters": plan.parameters}
-        log.emit(EventKind.ROW_START, plan.index, **head)
-        ctx = RowContext(plan, log, out, device=CPU, profile="smoke")
-        load_run(EXPERIMENTS, name)(ctx)
-        ctx.finish()
-        log.emit(EventKind.ROW_END, plan.index, status="complete", seconds=1.0, error=None)
-    (row,) = Fold().add_all(read_events(out / EVENTS_FILE)).rows()
-    return row
+    return Rows(name).run(out, *words)
 
 
 def _parameters(model: nn.Module) -> int:
