@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 import torch
 from torch import nn
+
+from narrowgauge_lab import engines
+from narrowgauge_lab.engines import Preparation, Runner
+from narrowgauge_lab.engines.onnx_export import cpu_int8_config
+from narrowgauge_lab.quant.calibration import calibrate
+from narrowgauge_lab.quant.layers import fake_quantized
+from narrowgauge_lab.transforms import fold_batch_norm
 
 CPU = torch.device("cpu")
 SIZE = 17
@@ -128,3 +135,36 @@ class Unknown(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         x = torch.special.i0(self.conv(x)) if hasattr(torch, "special") else torch.i0(self.conv(x))
         return self.fc(x.mean((2, 3)))
+
+
+def check_float32(engine: str, name: str) -> Tuple[nn.Module, Runner]:
+    """Hold an engine against float64, at several batches and layouts; the model, its runner."""
+    model = network(name)
+    wanted = Preparation("fp32", CPU, batches=(0, 2, 4))
+    runner = engines.prepare(engine, model, images(2), wanted)
+    for count in (0, 1, 3):
+        x = images(count, seed=5)
+        right = exact(model, x)
+        for laid in differently_laid(x).values():
+            got = runner(laid)
+            assert got.shape == (count, CLASSES)
+            assert count == 0 or relative_error(got, right) <= 2e-6
+    return model, runner
+
+
+def check_int8(engine: str, name: str) -> None:
+    """Hold an engine's int8, and what it says of its layers, against fake quantisation."""
+    model = fold_batch_norm(network(name))
+    calibration = (images(16, seed=1),)
+    scales = calibrate(model, calibration, cpu_int8_config())
+    wanted = Preparation("int8", CPU, calibration, (1, 2, 8))
+    runner = engines.prepare(engine, network(name), images(2), wanted)
+    x = images(8, seed=5)
+    with torch.no_grad():
+        right = fake_quantized(model, scales)(x)
+    step = float(scales["fc"].output.scale)
+    assert float((runner(x) - right).abs().max()) <= 3.001 * step
+    assert float(right.std()) > 5 * step
+    products = [fact for fact in runner.layers() if fact.is_product]
+    assert {fact.layer for fact in products} == set(scales)
+    assert {fact.precision for fact in products} == {"int8"}

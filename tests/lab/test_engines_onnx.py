@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from engine_cases import (
-    CLASSES,
     CPU,
     NETWORKS,
     Unknown,
-    differently_laid,
+    check_float32,
+    check_int8,
     exact,
     images,
     network,
@@ -28,7 +28,6 @@ from narrowgauge_lab.engines import EngineCache, Preparation, ort
 from narrowgauge_lab.engines.errors import OperatorNotTakenError
 from narrowgauge_lab.engines.onnx_export import (
     TENSORRT_INT8,
-    cpu_int8_config,
     export,
     export_int8,
     node_layers,
@@ -45,16 +44,7 @@ FOR_TENSORRT = QuantConfig(activation_symmetric=True, outputs=False)
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_float32_agrees_with_float64(name: str) -> None:
-    model = network(name)
-    wanted = Preparation("fp32", CPU, batches=(0, 2, 4))
-    runner = engines.prepare("onnxruntime", model, images(2), wanted)
-    for count in (0, 1, 3):
-        x = images(count, seed=5)
-        right = exact(model, x)
-        for laid in differently_laid(x).values():
-            got = runner(laid)
-            assert got.shape == (count, CLASSES)
-            assert count == 0 or relative_error(got, right) <= 2e-6
+    model, runner = check_float32("onnxruntime", name)
     x = images(3)
     x[1, 0, 8, 8] = math.nan
     assert torch.isfinite(runner(x)).all(1).tolist() == [True, False, True]
@@ -70,20 +60,7 @@ def test_float32_agrees_with_float64(name: str) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_int8_is_what_fake_quantisation_computes(name: str) -> None:
-    model = fold_batch_norm(network(name))
-    calibration = (images(16, seed=1),)
-    scales = calibrate(model, calibration, cpu_int8_config())
-    wanted = Preparation("int8", CPU, calibration, (1, 2, 8))
-    runner = engines.prepare("onnxruntime", network(name), images(2), wanted)
-    x = images(8, seed=5)
-    with torch.no_grad():
-        right = fake_quantized(model, scales)(x)
-    step = float(scales["fc"].output.scale)
-    assert float((runner(x) - right).abs().max()) <= 3.001 * step
-    assert float(right.std()) > 5 * step
-    products = [fact for fact in runner.layers() if fact.is_product]
-    assert {fact.layer for fact in products} == set(scales)
-    assert {fact.precision for fact in products} == {"int8"}
+    check_int8("onnxruntime", name)
 
 
 def test_options_reach_the_session() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import (
-    CLASSES,
     CPU,
     NETWORKS,
-    differently_laid,
+    check_float32,
+    check_int8,
     exact,
     images,
     network,
@@ -25,10 +25,6 @@ from narrowgauge_contract.errors import BadValueError, NotApplicableError
 from narrowgauge_lab import engines
 from narrowgauge_lab.engines import EngineCache, Preparation, openvino, registry
 from narrowgauge_lab.engines.base import DTYPES
-from narrowgauge_lab.engines.onnx_export import cpu_int8_config
-from narrowgauge_lab.quant.calibration import calibrate
-from narrowgauge_lab.quant.layers import fake_quantized
-from narrowgauge_lab.transforms import fold_batch_norm
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +49,7 @@ def test_without_its_library_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> N
 class TestRunner:
     @pytest.mark.parametrize("name", NETWORKS)
     def test_float32_agrees_with_float64(self, name: str) -> None:
-        model = network(name)
-        wanted = Preparation("fp32", CPU, batches=(0, 2, 4))
-        runner = engines.prepare("openvino", model, images(2), wanted)
-        for count in (0, 1, 3):
-            x = images(count, seed=5)
-            right = exact(model, x)
-            for laid in differently_laid(x).values():
-                got = runner(laid)
-                assert got.shape == (count, CLASSES)
-                assert count == 0 or relative_error(got, right) <= 2e-6
+        model, runner = check_float32("openvino", name)
         layers = {n for n, m in model.named_modules() if isinstance(m, (nn.Conv2d, nn.Linear))}
         products = [fact for fact in runner.layers() if fact.is_product]
         assert {fact.layer for fact in products} == layers
@@ -82,20 +69,7 @@ class TestRunner:
 
     @pytest.mark.parametrize("name", NETWORKS)
     def test_int8_is_what_fake_quantisation_computes(self, name: str) -> None:
-        model = fold_batch_norm(network(name))
-        calibration = (images(16, seed=1),)
-        scales = calibrate(model, calibration, cpu_int8_config())
-        wanted = Preparation("int8", CPU, calibration, (1, 2, 8))
-        runner = engines.prepare("openvino", network(name), images(2), wanted)
-        x = images(8, seed=5)
-        with torch.no_grad():
-            right = fake_quantized(model, scales)(x)
-        step = float(scales["fc"].output.scale)
-        assert float((runner(x) - right).abs().max()) <= 3.001 * step
-        assert float(right.std()) > 5 * step
-        products = [fact for fact in runner.layers() if fact.is_product]
-        assert {fact.precision for fact in products} == {"int8"}
-        assert {fact.layer for fact in products} == set(scales)
+        check_int8("openvino", name)
 
     @pytest.mark.parametrize("precision", ["fp16", "bf16"])
     def test_16_bits_run_or_are_refused(self, precision: str) -> None:

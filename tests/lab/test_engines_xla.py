@@ -10,15 +10,12 @@ from typing import Any, Callable
 import pytest
 import torch
 from engine_cases import (
-    CLASSES,
     CPU,
     NETWORKS,
     Unknown,
-    differently_laid,
-    exact,
+    check_float32,
     images,
     network,
-    relative_error,
 )
 from torch import nn
 from torch.nn import functional as F
@@ -183,16 +180,7 @@ class TestWithJax:
 
     @pytest.mark.parametrize("name", NETWORKS)
     def test_agrees_with_float64(self, name: str) -> None:
-        model = network(name)
-        wanted = Preparation("fp32", CPU, batches=(0, 2, 4))
-        runner = engines.prepare("xla", model, images(2), wanted)
-        for count in (0, 1, 3):
-            x = images(count, seed=5)
-            right = exact(model, x)
-            for laid in differently_laid(x).values():
-                got = runner(laid)
-                assert got.shape == (count, CLASSES)
-                assert count == 0 or relative_error(got, right) <= 2e-6
+        model, runner = check_float32("xla", name)
         x = images(3)
         x[1, 0, 8, 8] = math.nan
         assert torch.isfinite(runner(x)).all(1).tolist() == [True, False, True]
