@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from narrowgauge_contract.errors import SkippedError
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.context import RowContext
-from narrowgauge_lab.engines import missing
 from narrowgauge_lab.engines.account import check_precision, record_layers
 from narrowgauge_lab.engines.base import DTYPES, Runner
-from narrowgauge_lab.engines.registry import refuses
+from narrowgauge_lab.engines.registry import require_here
 from narrowgauge_lab.measure.agreement import LIMITS, check_output, reference_output
 from narrowgauge_lab.measure.cost import Cost, count
 from narrowgauge_lab.measure.recording import record_cost, record_kernels
@@ -33,7 +31,7 @@ def run(ctx: RowContext) -> None:
     model, batch = ctx.parameters["model"], int(ctx.parameters["batch"])
     size = network(model).size
     ctx.fact("input_shape", f"{batch}x3x{size}x{size}")
-    _require(name, precision, ctx.device)
+    require_here(name, precision, ctx.device)
     subject = make_subject(
         model,
         ctx.parameters["weights"],
@@ -53,16 +51,6 @@ def run(ctx: RowContext) -> None:
         _measure_runner(ctx, subject, example, runner, cost, reference)
     finally:
         runner.close()
-
-
-def _require(name: str, precision: str, device: torch.device) -> None:
-    """Raises SkippedError for an engine, or a precision of it, that this host lacks."""
-    lacking = missing(name, device)
-    if lacking:
-        raise SkippedError(f"this host has no {name}", why=lacking)
-    refused = refuses(name, precision, device)
-    if refused:
-        raise SkippedError(f"{name} runs no {precision} on this {device.type}", why=refused)
 
 
 def _measure_runner(

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 
-import torch
-
-from narrowgauge_contract.errors import SkippedError
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.context import RowContext
-from narrowgauge_lab.engines import missing
-from narrowgauge_lab.engines.registry import refuses
+from narrowgauge_lab.engines.registry import require_here
 from narrowgauge_lab.measure.agreement import reference_output
 from narrowgauge_lab.measure.state import steadily
 from narrowgauge_lab.measure.steady import NotSteadyError, steady_window
@@ -27,7 +23,7 @@ def run(ctx: RowContext) -> None:
     seed_everything(ctx.seed)
     parameters, device = ctx.parameters, ctx.device
     stations = plan_stations(parameters, device.type, len(os.sched_getaffinity(0)))
-    _require(parameters["engine"], parameters["precision"], device)
+    require_here(parameters["engine"], parameters["precision"], device)
     subject = make_subject(
         parameters["model"],
         parameters["weights"],
@@ -50,13 +46,3 @@ def run(ctx: RowContext) -> None:
         return
     record_ran(ctx, stations, reports, reference)
     record_steady(ctx, steady, parameters["warm_up_s"])
-
-
-def _require(name: str, precision: str, device: torch.device) -> None:
-    """Raises SkippedError for an engine, or a precision of it, that this host lacks."""
-    lacking = missing(name, device)
-    if lacking:
-        raise SkippedError(f"this host has no {name}", why=lacking)
-    refused = refuses(name, precision, device)
-    if refused:
-        raise SkippedError(f"{name} runs no {precision} on this {device.type}", why=refused)

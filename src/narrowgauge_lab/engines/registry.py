@@ -9,13 +9,18 @@ from typing import Dict
 import torch
 from torch import nn
 
-from narrowgauge_contract.errors import BadValueError, NotApplicableError, UnknownNameError
+from narrowgauge_contract.errors import (
+    BadValueError,
+    NotApplicableError,
+    SkippedError,
+    UnknownNameError,
+)
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.engines.base import DTYPES, PRECISIONS, Engine, Preparation, Runner
 from narrowgauge_lab.engines.errors import EngineMissingError
 from narrowgauge_lab.errors import CalibrationError
 
-__all__ = ["ENGINES", "engine", "missing", "prepare", "refuses"]
+__all__ = ["ENGINES", "engine", "missing", "prepare", "refuses", "require_here"]
 
 #: Where each engine is. A module is imported when its engine is asked for, its library later still.
 _MODULES: Dict[str, str] = {
@@ -56,6 +61,17 @@ def refuses(name: str, precision: str, device: torch.device) -> str:
     if precision == "tf32" and not _has_tf32(device):
         return "TF32 is a mode of NVIDIA GPUs from compute capability 8.0 on"
     return engine(name).refuses(precision, device)
+
+
+def require_here(name: str, precision: str, device: torch.device) -> None:
+    """Raises SkippedError for an engine, or a precision of it, that this host lacks: a row of it is
+    skipped before anything is made. UnknownNameError."""
+    lacking = missing(name, device)
+    if lacking:
+        raise SkippedError(f"this host has no {name}", why=lacking)
+    refused = refuses(name, precision, device)
+    if refused:
+        raise SkippedError(f"{name} runs no {precision} on this {device.type}", why=refused)
 
 
 def prepare(name: str, model: nn.Module, example: torch.Tensor, wanted: Preparation) -> Runner:

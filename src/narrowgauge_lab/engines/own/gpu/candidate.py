@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Callable, List, Mapping, Optional, Tuple
 
-__all__ = ["Candidate", "Launch", "problem_key"]
+__all__ = ["Candidate", "Launch", "problem_key", "triton_candidate"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +16,12 @@ class Candidate:
     kernel: str
     store: Callable[[], Mapping[str, Any]]
     start: Callable[[], None]
+
+
+def triton_candidate(kernel: str, block: Any, start: Callable[[], None]) -> Candidate:
+    """One of our kernels with a `block`, a dataclass of the numbers that tell it from others."""
+    spec = {"kernel": kernel, **dataclasses.asdict(block)}
+    return Candidate("triton", f"{kernel} {block}", lambda: spec, start)
 
 
 def _nobody(seconds: float) -> List[Candidate]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Callable, List, Tuple
 
 import torch
 
-from narrowgauge_lab.engines.own.gpu.candidate import Candidate, Launch, problem_key
+from narrowgauge_lab.engines.own.gpu.candidate import (
+    Candidate,
+    Launch,
+    problem_key,
+    triton_candidate,
+)
 from narrowgauge_lab.engines.own.gpu.memory import Memory
 from narrowgauge_lab.engines.own.gpu.scaling import Before, Numbers
 from narrowgauge_lab.engines.own.gpu.steps import AffineStep, ConcatStep, PoolStep, Prologue
@@ -92,7 +96,7 @@ class Moves:
 
             return start
 
-        return [_candidate("pool_kernel", block, starter(block)) for block in MOVING]
+        return [triton_candidate("pool_kernel", block, starter(block)) for block in MOVING]
 
     def _means(self, step: PoolStep, factor: float, before: Before, early: bool) -> List[Candidate]:
         memory, form, kernel = self._memory, self._form, self._kernels.mean_kernel
@@ -111,7 +115,7 @@ class Moves:
 
             return start
 
-        return [_candidate("mean_kernel", block, starter(block)) for block in MEAN]
+        return [triton_candidate("mean_kernel", block, starter(block)) for block in MEAN]
 
     def affine(self, step: AffineStep) -> Launch:
         before = self._numbers.before(
@@ -158,10 +162,5 @@ class Moves:
             return start
 
         key = problem_key(*kind, form.name, memory.batch, where, into)
-        ways = [_candidate("affine_kernel", block, starter(block)) for block in MOVING]
+        ways = [triton_candidate("affine_kernel", block, starter(block)) for block in MOVING]
         return Launch(*names, key, ways)
-
-
-def _candidate(kernel: str, block: Block, start: Callable[[], None]) -> Candidate:
-    spec = {"kernel": kernel, **dataclasses.asdict(block)}
-    return Candidate("triton", f"{kernel} {block}", lambda: spec, start)

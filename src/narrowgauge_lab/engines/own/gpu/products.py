@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Callable, List, Mapping, Optional
 
 import torch
 from torch import nn
 
-from narrowgauge_lab.engines.own.gpu.candidate import Candidate, Launch, problem_key
+from narrowgauge_lab.engines.own.gpu.candidate import (
+    Candidate,
+    Launch,
+    problem_key,
+    triton_candidate,
+)
 from narrowgauge_lab.engines.own.gpu.formats import FLOAT32_CODE
 from narrowgauge_lab.engines.own.gpu.libraries import convolutions
 from narrowgauge_lab.engines.own.gpu.memory import Lane, Memory
@@ -105,11 +110,7 @@ class Products:
             "conv", self._form.name, shape, packed.channels, packed.columns, packed.stride,
             padding, where, into, operands.residual_pixel, step.activation, before is not None,
         )  # fmt: skip
-        ways = [
-            _candidate("conv_kernel", tile, self._start(shape, geometry, operands, before, after,
-                                                        tile, lane))
-            for tile in candidates(shape)
-        ]  # fmt: skip
+        ways = self._tiled(shape, geometry, operands, before, after, lane)
         theirs = convolutions(memory, lane, step, self._modules[step.module], packed)
         return Launch(step.module, "conv2d", key, ways, theirs.candidates, theirs.restore)
 
@@ -127,14 +128,10 @@ class Products:
         shape = ProductShape(memory.batch, count, packed.depth, 1, form.width, form.math == "ieee")
         geometry = _Geometry(1, 1, 1, 1, between, between, between, 1, 1, 0)
         operands = _Operands(memory.start(step.source), packed, y, pixel, y, 0, 0.0, out)
-        ways = [
-            _candidate("conv_kernel", tile, self._start(shape, geometry, operands, None, after,
-                                                        tile, lane))
-            for tile in candidates(shape)
-        ]  # fmt: skip
+        ways = self._tiled(shape, geometry, operands, None, after, lane)
         if memory.batch == 1:
             ways = [
-                _candidate("linear_kernel", tile, self._start_single(operands, after, tile))
+                triton_candidate("linear_kernel", tile, self._start_single(operands, after, tile))
                 for tile in linear_tiles()
             ] + ways
         key = problem_key("linear", form.name, shape, packed.channels, out, between, pixel)
@@ -169,8 +166,25 @@ class Products:
             "depthwise", form.name, memory.batch, where, into, packed.rows, packed.stride,
             packed.padding,
         )  # fmt: skip
-        ways = [_candidate("depthwise_kernel", block, starter(block)) for block in MOVING]
+        ways = [triton_candidate("depthwise_kernel", block, starter(block)) for block in MOVING]
         return Launch(step.module, "conv2d", key, ways)
+
+    def _tiled(
+        self,
+        shape: ProductShape,
+        at: _Geometry,
+        on: _Operands,
+        before: Optional[Before],
+        after: Epilogue,
+        lane: Lane,
+    ) -> List[Candidate]:
+        """`conv_kernel` with every tile that may suit the shape."""
+        return [
+            triton_candidate(
+                "conv_kernel", tile, self._start(shape, at, on, before, after, tile, lane)
+            )
+            for tile in candidates(shape)
+        ]
 
     def _start(
         self,
@@ -228,8 +242,3 @@ class Products:
             )  # fmt: skip
 
         return start
-
-
-def _candidate(kernel: str, block: Any, start: Callable[[], None]) -> Candidate:
-    spec: Dict[str, Any] = {"kernel": kernel, **dataclasses.asdict(block)}
-    return Candidate("triton", f"{kernel} {block}", lambda: spec, start)

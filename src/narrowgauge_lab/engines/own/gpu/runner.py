@@ -12,6 +12,7 @@ from torch import nn
 from narrowgauge_contract.spec import Scalar
 from narrowgauge_lab.engines.base import LayerFact, Preparation, Runner
 from narrowgauge_lab.engines.keys import cache_key
+from narrowgauge_lab.engines.native import of_batch
 from narrowgauge_lab.engines.own import cudnn
 from narrowgauge_lab.engines.own.gpu.formats import FORMATS
 from narrowgauge_lab.engines.own.gpu.lowered import lowered
@@ -84,27 +85,25 @@ def prepare(
     profile = wanted.profile(example)
     form, image = FORMATS[wanted.precision], profile.image
     network = lowered(model, image, form, wanted.calibration, wanted.device)
-    best = max(1, profile.best)
-    first = torch.zeros(best, *image, dtype=example.dtype, device=wanted.device)
-    first[: example.shape[0]] = example[:best]
-    made: Dict[str, OwnRunner] = {}
+    first = of_batch(example, max(1, profile.best))
 
-    def settle(settled: Settled) -> OwnNetwork:
-        own = OwnNetwork(network, settled, tuned=bool(options["tune_s"]))
-        own(first)
-        made["runner"] = OwnRunner(own)
-        return own
+    def ready(settled: Settled) -> OwnNetwork:
+        made = OwnNetwork(network, settled, tuned=bool(options["tune_s"]))
+        made(first)
+        return made
 
     if wanted.cache is None:
-        settle({})
-        return made["runner"]
+        return OwnRunner(ready({}))
+    own: Optional[OwnNetwork] = None
+
+    def build() -> bytes:
+        nonlocal own
+        own = ready({})
+        return json.dumps(own.settled, sort_keys=True).encode()
+
     key = cache_key("narrowgauge", _versions(), model, example, wanted, options)
-    kept = wanted.cache.fetch(
-        key, lambda: json.dumps(settle({}).settled, sort_keys=True).encode(), _unusable
-    )
-    if "runner" not in made:
-        settle(json.loads(kept.payload))
-    runner = made["runner"]
+    kept = wanted.cache.fetch(key, build, _unusable)
+    runner = OwnRunner(own or ready(json.loads(kept.payload)))
     runner.from_cache, runner.cache_key, runner.cache_note = kept.from_cache, kept.key, kept.note
     return runner
 
