@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import statistics
 from typing import Callable, Iterator, Sequence
+
+import torch
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other are slow all the time where other work has the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class FakeClock:
