@@ -28,9 +28,9 @@ __all__ = [
 
 #: What pip calls the machines; a wheel names the oldest C library that it needs beside it.
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-#: The oldest C library of the bases with Python 3.9 or newer is glibc 2.28's. pip does not take a
-#: newer platform to include the older ones, so each is named.
-_GLIBC_MINORS = range(28, 16, -1)
+#: The oldest C library of the bases with Python 3.9 or newer is glibc 2.35 (Ubuntu 22.04, L4T r36).
+#: pip does not take a newer platform to include the older ones, so each is named.
+_GLIBC_MINORS = range(35, 16, -1)
 #: The pip that comes with Python 3.8 on Ubuntu 20.04 knows only the oldest, by its old name.
 _FIRST_WITH_NEW_PLATFORMS = (3, 9)
 _TIMEOUT_S = 600.0
