@@ -319,16 +319,23 @@ start() {
     finish "$@"
 }
 
+# Too early for a container to be there, the client is what has to be stopped, once it is there.
+stop_run() {
+    if docker stop -t 30 "$container" >/dev/null 2>&1 || [ -z "$client" ]; then return 0; fi
+    kill "$client" 2>/dev/null || :
+}
+
 # Runs the container to its end, whatever ends it; then takes care that there is a record.
 finish() {
     # In the background, so that a signal to this script is heard at once. The client would pass on a
     # terminal's Ctrl-C too, and a second signal tells the lab not to end in order.
     shift 3
+    stopped='' client=''
+    # Before there is a client: a signal right after its start would end this script alone.
+    trap 'stopped=yes; stop_run' INT TERM HUP
     docker run --name "$container" --sig-proxy=false "$@" </dev/null &
     client=$!
-    stopped=''
-    # Too early for a container to be there, the client is what has to be stopped.
-    trap 'stopped=yes; docker stop -t 30 "$container" >/dev/null 2>&1 || kill "$client" 2>/dev/null' INT TERM HUP
+    if [ -n "$stopped" ]; then stop_run; fi
     code=0
     wait "$client" || code=$?
     if [ -n "$stopped" ]; then

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 
 import pytest
+
+# A test that imports hypothesis says by itself where it is not installed.
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import HealthCheck, settings
+
+    # How long an example takes on a busy machine is no property of what it tries.
+    settings.register_profile(
+        "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("unhurried")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

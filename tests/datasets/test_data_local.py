@@ -268,7 +268,7 @@ class TestNothingHalf:
             for worker in workers:
                 worker.start()
             for worker in workers:
-                worker.join(60)
+                worker.join(300)
 
             assert [worker.exitcode for worker in workers] == [0, 0]
             assert len(server.requests) == len(IDX)

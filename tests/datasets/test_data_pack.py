@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Dict, List, Type
 
@@ -123,12 +124,15 @@ def test_two_packings_into_one_folder_take_turns(tmp_path: Path) -> None:
         said: List[str] = []
         other = threading.Thread(target=_pack_telling, args=(tmp_path, said))
         other.start()
-        other.join(0.5)
+        deadline = time.monotonic() + 60
+        while other.is_alive() and not said and time.monotonic() < deadline:
+            time.sleep(0.01)
         waited = other.is_alive()
-    other.join(60)
+        assert not (tmp_path / "out" / "tiny.manifest.json").exists()
+    other.join(120)
 
     assert waited
-    assert "tiny: another process is changing it; waiting" in said
+    assert said[:1] == ["tiny: another process is changing it; waiting"]
     assert (tmp_path / "out" / "tiny.manifest.json").is_file()
 
 

@@ -141,7 +141,7 @@ def _finished(
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = 300.0) -> Any:
     """The condition's first true value; fails after a while, saying what never came."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

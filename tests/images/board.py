@@ -69,7 +69,7 @@ case "$1 ${2-}" in
     esac; done
     if [ -f "$FAKE/early" ]; then
         : >"$FAKE/running"
-        exec sleep 30
+        exec sleep 120
     fi
     sleep 0.05
     case $* in *" run resnet "*) made=$RESULTS/resnet/1 ;; *) made=$RESULTS/mnist/1 ;; esac
@@ -163,7 +163,7 @@ class Board:
 
     def run(self, script: str, *words: str) -> subprocess.CompletedProcess[str]:
         process = self.start(script, *words)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
     def calls(self) -> list[list[str]]:
@@ -176,7 +176,7 @@ class Board:
         return [call for call in self.calls() if call[0] == "run"]
 
     def wait_for(self, name: str) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not (self.fake / name).exists():
             assert time.monotonic() < deadline, f"{name} did not come"
             time.sleep(0.02)

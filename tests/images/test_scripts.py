@@ -56,7 +56,7 @@ def start(clone: Path, bare: Path, *words: str, **more: str) -> subprocess.Compl
     }
     return subprocess.run(
         [str(clone / words[0]), *words[1:]],
-        env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60,
+        env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
 
 

@@ -192,7 +192,7 @@ GARBLED = st.one_of(READABLE, st.text(max_size=12), st.just("١٢"), st.just("1_
 FILES = (
     "in1_input", "curr1_input", "in1_label", "in1_enable", "shunt1_resistor", "update_interval",
 )  # fmt: skip
-FUZZ = [HealthCheck.function_scoped_fixture]
+FUZZ = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=FUZZ)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import os
 import threading
 import time
@@ -126,7 +127,9 @@ def test_an_engine_that_its_library_refuses_is_rebuilt(cache: EngineCache) -> No
     assert cache.fetch(KEY, never, lambda payload: "").payload == b"fresh"
 
 
-def test_of_two_processes_one_builds_and_the_other_waits_and_reads(cache: EngineCache) -> None:
+def test_of_two_processes_one_builds_and_the_other_waits_and_reads(
+    cache: EngineCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ready, go = os.pipe(), os.pipe()
     child = fork()
     if child == 0:
@@ -134,6 +137,7 @@ def test_of_two_processes_one_builds_and_the_other_waits_and_reads(cache: Engine
         try:
 
             def slowly() -> bytes:
+                os.close(go[1])  # so that a test that fails lets it end
                 os.write(ready[1], b"!")
                 os.read(go[0], 1)
                 return b"the child's"
@@ -142,13 +146,22 @@ def test_of_two_processes_one_builds_and_the_other_waits_and_reads(cache: Engine
         finally:
             os._exit(status)
     os.read(ready[0], 1)
+    lock, waits = fcntl.flock, threading.Event()
+
+    def waiting(stream: Any, operation: int) -> None:
+        if operation == fcntl.LOCK_EX:  # asked for when it was found to be another's
+            waits.set()
+        lock(stream, operation)
+
+    monkeypatch.setattr(cache_module.fcntl, "flock", waiting)
     found: List[Any] = []
-    waiter = threading.Thread(target=lambda: found.append(cache.fetch(KEY, never)))
+    waiter = threading.Thread(target=lambda: found.append(cache.fetch(KEY, never)), daemon=True)
     waiter.start()
-    time.sleep(0.2)
-    assert not found  # it waits: the child has not built yet
+    assert waits.wait(60)
+    time.sleep(0.05)
+    assert not found  # the child has not built yet
     os.write(go[1], b"!")
-    waiter.join(20)
+    waiter.join(60)
     assert os.waitpid(child, 0)[1] == 0
     (got,) = found
     assert (got.payload, got.from_cache) == (b"the child's", True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import pytest
 import torch
@@ -138,9 +139,11 @@ def test_shapes_outside_the_profile_are_named_with_it() -> None:
 
 
 def test_a_runner_says_what_made_it_and_can_be_closed() -> None:
+    began = time.perf_counter()
     runner = engines.prepare("eager", network("residual"), images(1), FP32)
+    passed = time.perf_counter() - began
     assert runner.engine == "eager"
-    assert 0 < runner.build_seconds < 60
+    assert 0 < runner.build_seconds < passed
     assert (runner.from_cache, runner.cache_note) == (False, "")
     runner.close()
     runner.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -142,12 +143,13 @@ def test_memory_kills_that_cannot_be_read_are_unknown(tmp_path: Path) -> None:
 
 
 def test_a_window_measures_its_block_and_names_its_clock() -> None:
+    began = time.perf_counter()
     with window(torch.device("cpu")) as measured:
         assert measured.seconds != measured.seconds
         torch.ones(8).sum()
-    first = measured.seconds
+    passed = time.perf_counter() - began
 
-    assert 0 < first < 10
+    assert 0 < measured.seconds < passed
     assert measured.source == "monotonic"
     with pytest.raises(ValueError, match="stop"), window(torch.device("cpu")) as failed:
         raise ValueError("stop")

@@ -167,7 +167,7 @@ def test_a_decided_job_is_recorded_by_who_wrote_it(
 def test_a_killed_run_is_recorded_afterwards(
     tmp_path: Path, toy: List[str], host: Path, told: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_toy(tmp_path / "experiments", METRIC + 'ctx.log("ready")\ntime.sleep(60)')
+    write_toy(tmp_path / "experiments", METRIC + 'ctx.log("ready")\ntime.sleep(600)')
     out = tmp_path / "out"
     record = ["record", "--out", str(out)] + (["--host-facts", str(host)] if told else [])
     process = start_lab(*toy, "--out", str(out))
@@ -176,7 +176,7 @@ def test_a_killed_run_is_recorded_afterwards(
     assert cli.main(record) == 25, "a run that goes on is not over"
     assert not (out / RECORD_FILE).exists()
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     measured = fold(out).rows()
     while cli.main(record) == 25:  # the row's process dies a moment after its parent
         pass
@@ -255,22 +255,22 @@ def test_a_run_that_was_killed_for_memory_says_so(tmp_path: Path, toy: List[str]
 def test_a_resumed_run_that_is_killed_is_recorded_anew(tmp_path: Path, toy: List[str]) -> None:
     """The record of the first attempt is kept, under another name."""
     toy_path = tmp_path / "experiments"
-    write_toy(toy_path, METRIC + 'ctx.log("ready")\ntime.sleep(60)')
+    write_toy(toy_path, METRIC + 'ctx.log("ready")\ntime.sleep(600)')
     out = tmp_path / "out"
     first = start_lab(*toy, "--out", str(out))
     wait_for(out, EventKind.LOG)
     first.terminate()
-    first.communicate(timeout=30)
+    first.communicate(timeout=120)
     assert load_record(out / RECORD_FILE).status is Status.INTERRUPTED
     begun = (out / EVENTS_FILE).stat().st_size
 
     second = start_lab(*toy, "--out", str(out), "--resume")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while (out / RECORD_FILE).exists() or (out / EVENTS_FILE).stat().st_size <= begun:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     second.kill()
-    second.communicate(timeout=30)
+    second.communicate(timeout=120)
     while cli.main(["record", "--out", str(out)]) == 25:
         pass
 

@@ -35,13 +35,16 @@ with ctx.span("add"):
     b = a + a
 ctx.metric("y", float(b[0]), unit="1", source="computed")
 """
+#: Goes on until the profiler has stopped, or for so many seconds where it does not; what is run
+#: afterwards is seen only where it has not stopped.
 LOOP = """
 import torch
-a, until = torch.ones(4), time.monotonic() + 0.5
-while time.monotonic() < until:
+a, until = torch.ones(4), time.monotonic() + {seconds}
+while ctx.spans.open and time.monotonic() < until:
     a = a * 1.0
     time.sleep(0.005)
     {word}
+a.neg()
 """
 
 
@@ -50,6 +53,12 @@ def _ready() -> None:
     """torch 2's profiler imports a second's worth of modules; rows are forked from here."""
     if importlib.util.find_spec("torch._inductor") is not None:
         importlib.import_module("torch._inductor.config")
+
+
+@pytest.fixture(autouse=True)
+def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is, a row is cut only where its test asks for that."""
+    monkeypatch.setattr(profiling, "LIMIT_S", 600.0)
 
 
 def _row(outcome: Outcome) -> Row:
@@ -86,16 +95,18 @@ def test_cprofile_leaves_its_sums_and_a_text(tmp_path: Path) -> None:
 
 
 def test_torch_puts_operators_and_spans_on_one_clock(tmp_path: Path) -> None:
+    began = time.perf_counter()
     outcome, out = run_toy(tmp_path, WORK, "profile=torch")
+    passed = time.perf_counter() - began
 
     trace, row = _trace(out), _row(outcome)
     span, add = _named(trace, "add"), _named(trace, "aten::add")
     doubt = trace.clock["profiler_uncertainty_us"] / 1e6
     assert (span.lane, span.kind, add.lane, add.kind) == ("spans", "span", "CPU ops", "cpu-op")
-    assert doubt < 5e-3
+    assert 0 < doubt < 1, "a wrong unit or another clock is off by far more"
     assert span.start + 0.01 - doubt <= add.start <= add.end <= span.end + doubt
     assert trace.cut == ""
-    assert 0.01 < trace.seconds < 10.0
+    assert 0.01 < trace.seconds < passed
     assert all(-1e-9 <= event.start <= trace.seconds for event in trace.events)
     assert row.facts["profiled"] == "torch"
     assert row.facts["trace"]["events"] == len(trace.events)
@@ -112,11 +123,13 @@ def test_a_long_row_is_cut_and_says_so(
     monkeypatch.setattr(profiling, "LIMIT_S", 0.1)
     stops = torch_compat.backward_is_visible() or word != "pass"
 
-    outcome, out = run_toy(tmp_path, LOOP.format(word=word), "profile=torch")
+    body = LOOP.format(word=word, seconds=60 if stops else 0.3)
+    outcome, out = run_toy(tmp_path, body, "profile=torch")
 
     trace = _trace(out)
     assert _row(outcome).status is Status.COMPLETE
-    assert (trace.seconds < 0.4) == stops
+    assert trace.seconds < 30 if stops else trace.seconds > 0.3
+    assert ("aten::neg" in {event.name for event in trace.events}) != stops
     assert (trace.cut == f"only the first {trace.seconds:.1f} s of the row are in it") == stops
     assert _row(outcome).facts["trace"]["cut"] == trace.cut
 
@@ -137,10 +150,8 @@ def test_more_events_than_a_reader_can_use_are_left_out(
 
 
 @pytest.mark.skipif(not torch_compat.backward_is_visible(), reason="torch cannot tell")
-def test_the_profiler_does_not_stop_inside_a_backward_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(profiling, "LIMIT_S", 0.1)
+def test_the_profiler_does_not_stop_inside_a_backward_pass(tmp_path: Path) -> None:
+    """The row itself asks it to, in the middle of the pass, and ends once it has stopped."""
     body = """
 import torch
 class Slow(torch.autograd.Function):
@@ -149,21 +160,28 @@ class Slow(torch.autograd.Function):
         return x * 2
     @staticmethod
     def backward(context, gradient):
-        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGALRM)
+        time.sleep(0.1)
+        ctx.fact("open", ctx.spans.open)
         return gradient * 3
 x = torch.ones(2, requires_grad=True)
 Slow.apply(x).sum().backward()
 ctx.fact("gradient", x.grad.tolist())
-until = time.monotonic() + 0.2
-while time.monotonic() < until:
+until = time.monotonic() + 60
+while ctx.spans.open and time.monotonic() < until:
     time.sleep(0.01)
+x.neg()
 """
     outcome, out = run_toy(tmp_path, body, "profile=torch")
 
-    assert _row(outcome).facts["gradient"] == [3.0, 3.0]
+    facts = _row(outcome).facts
+    assert (facts["gradient"], facts["open"]) == ([3.0, 3.0], True)
     trace = _trace(out)
-    assert 0.3 < trace.seconds < 0.48
-    assert any("SlowBackward" in event.name for event in trace.events)
+    assert 0.1 < trace.seconds < 30
+    assert trace.cut
+    names = {event.name for event in trace.events}
+    assert any("SlowBackward" in name for name in names)
+    assert "aten::neg" not in names
 
 
 class _Profiler:
@@ -260,7 +278,7 @@ with ctx.span("step"):
     }  # fmt: skip
     step, inner, load = (_named(trace, name) for name in ("step", "inner", "load"))
     assert step.start <= inner.start <= load.start < load.end <= inner.end <= step.end
-    assert load.seconds == pytest.approx(0.02, abs=0.015)
+    assert load.seconds > 0.019  # it slept for 0.02; how much longer is the machine's matter
     assert "profiled" not in row.facts
     assert "profile" not in row.parameters
     assert "aten" not in str(trace.events)
@@ -448,14 +466,30 @@ def test_a_torn_export_is_refused(tmp_path: Path, text: str) -> None:
         list(kineto.read_export(tmp_path / "export.json"))
 
 
+class _FakeTime:
+    """In place of the module `time`: each look at the clock takes a microsecond."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def perf_counter(self) -> float:
+        self.at += 1e-6
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        self.at += seconds
+
+
 class _FakeEvent:
     """A CUDA event on a GPU whose clock runs 100 ppm fast and began elsewhere."""
+
+    time = _FakeTime()
 
     def __init__(self, enable_timing: bool) -> None:
         self.at = 0.0
 
     def record(self, stream: object) -> None:
-        self.at = (time.perf_counter() - 7.0) * (1.0 + 1e-4)
+        self.at = (self.time.perf_counter() - 7.0) * (1.0 + 1e-4)
 
     def synchronize(self) -> None:
         return
@@ -465,12 +499,14 @@ class _FakeEvent:
 
 
 def _fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a clock on which nothing takes time but looking at it, and sleeping."""
     streams = {threading.get_ident(): 0}
 
     class Stream:
         def __init__(self) -> None:
             self.cuda_stream = streams.setdefault(threading.get_ident(), 4242)
 
+    monkeypatch.setattr(spans, "time", _FakeEvent.time)
     monkeypatch.setattr(torch.cuda, "Event", _FakeEvent)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream())
@@ -482,15 +518,15 @@ def _spans_on_a_fake_gpu() -> Tuple[List[TraceEvent], Dict[str, float]]:
 
     def copy() -> None:
         with kept.span("copy"):
-            time.sleep(0.01)
+            _FakeEvent.time.sleep(0.01)
 
     other = threading.Thread(target=copy)
     with kept.span("step"):
         other.start()
         other.join()
-    time.sleep(0.1)
+    _FakeEvent.time.sleep(0.1)
     with kept.span("late"):
-        time.sleep(0.01)
+        _FakeEvent.time.sleep(0.01)
     return kept.finish()
 
 
@@ -499,8 +535,8 @@ def test_spans_of_a_gpu_are_on_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) 
 
     events, clock = _spans_on_a_fake_gpu()
 
-    assert clock["gpu_drift_ppm"] == pytest.approx(100.0, abs=20.0)
-    assert 0.0 < clock["gpu_uncertainty_us"] < 1000.0
+    assert clock["gpu_drift_ppm"] == pytest.approx(100.0, abs=0.1)
+    assert clock["gpu_uncertainty_us"] == pytest.approx(1.0, abs=0.01)  # two looks later, halved
     host = {event.name: event for event in events if event.kind == "span"}
     gpu = {event.name: event for event in events if event.kind == "gpu-span"}
     assert {name: event.lane for name, event in gpu.items()} == {
@@ -509,8 +545,8 @@ def test_spans_of_a_gpu_are_on_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) 
     }  # fmt: skip
     for name, event in gpu.items():
         # This GPU takes no time for anything, so both sides of a span are the same.
-        assert event.start == pytest.approx(host[name].start, abs=2e-3)
-        assert event.seconds == pytest.approx(host[name].seconds, abs=2e-3)
+        assert event.start == pytest.approx(host[name].start, abs=5e-6)
+        assert event.seconds == pytest.approx(host[name].seconds, abs=5e-6)
 
 
 def test_while_a_graph_is_captured_only_the_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

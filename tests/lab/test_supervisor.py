@@ -237,7 +237,8 @@ def test_a_run_of_skipped_rows_alone_is_not_applicable(tmp_path: Path) -> None:
 
     assert (outcome.status, outcome.exit_code) == (Status.FAILED, ExitCode.NOT_APPLICABLE)
     assert outcome.error is not None
-    assert outcome.error.why == "it is not installed"
+    assert outcome.error.what == "nothing could be measured here"
+    assert outcome.error.why == "no such engine here: it is not installed"
 
 
 def test_what_failed_is_told_before_what_was_skipped(tmp_path: Path) -> None:
@@ -349,34 +350,43 @@ def test_a_row_that_does_not_heed_the_stop_is_killed(
         + """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.kill(os.getppid(), signal.SIGINT)
-time.sleep(60)
+time.sleep(120)
 """
     )
     started = time.monotonic()
     outcome, _ = run_toy(tmp_path, body, "x=1,2")
 
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60
     assert (outcome.exit_code, outcome.status) == (ExitCode.INTERRUPTED, Status.INTERRUPTED)
     assert [row.status for row in outcome.rows] == [Status.INTERRUPTED]
     assert outcome.rows[0].metrics[0].values == (2.0,)
 
 
-def test_a_second_interrupt_kills_at_once(tmp_path: Path) -> None:
+def test_a_second_interrupt_kills_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes when the first one was heard: two that wait to be heard are one."""
+    monkeypatch.setattr(session, "StopRequest", lambda: stopping.StopRequest(grace_s=120.0))
     body = """
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-for _ in range(2):
-    os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(0.2)
-time.sleep(60)
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+os.kill(os.getppid(), signal.SIGINT)
+until = time.monotonic() + 120
+while not heard and time.monotonic() < until:
+    time.sleep(0.01)
+os.kill(os.getppid(), signal.SIGINT)
+while time.monotonic() < until:
+    time.sleep(0.01)
 """
     started = time.monotonic()
     outcome, _ = run_toy(tmp_path, body)
 
-    assert time.monotonic() - started < stopping.GRACE_S
+    assert time.monotonic() - started < 60
     assert outcome.rows[0].status is Status.INTERRUPTED
 
 
-def test_an_interrupt_after_the_last_row_changes_nothing(tmp_path: Path) -> None:
+def test_an_interrupt_after_the_last_row_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "StopRequest", lambda: stopping.StopRequest(grace_s=120.0))
     body = METRIC + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.kill(os.getppid(), 2)"
     outcome, _ = run_toy(tmp_path, body)
 

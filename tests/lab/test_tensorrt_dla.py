@@ -133,7 +133,7 @@ def test_a_gpu_and_two_dlas_run_at_once_each_in_a_thread(monkeypatch: Any) -> No
 
     def work(number: int) -> None:
         x = images(2, "fp16") * (number + 1)
-        gate.wait(20)
+        gate.wait(120)
         wanted = sums(x).float()
         results[number] = all(torch.allclose(runners[number](x), wanted) for _ in range(20))
 
@@ -141,7 +141,7 @@ def test_a_gpu_and_two_dlas_run_at_once_each_in_a_thread(monkeypatch: Any) -> No
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
     assert results == {0: True, 1: True, 2: True}
     for runner in runners:
         runner.close()

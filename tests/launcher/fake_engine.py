@@ -13,8 +13,10 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-__all__ = ["VERSION", "FakeEngine", "fake_engine"]
+__all__ = ["HANGS_S", "VERSION", "FakeEngine", "fake_engine"]
 
+#: How long what never answers keeps its caller, unless its test ends before that, as it should.
+HANGS_S = 120.0
 #: What Docker 20.10 says of itself.
 VERSION = {"Version": "20.10.24", "ApiVersion": "1.41", "Arch": "amd64", "Os": "linux"}
 
@@ -66,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         status, body = self.server.engine.answer(method, self.path.partition("?")[0])
         if body is None:
-            self.server.engine.over.wait(30)
+            self.server.engine.over.wait(HANGS_S)
             return
         content = json.dumps(body).encode()
         self.send_response(status)

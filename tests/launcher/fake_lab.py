@@ -44,9 +44,9 @@ log.emit(EventKind.ROW_START, 0, repeat=0, seed=row.seed, parameters=row.paramet
 log.emit(EventKind.METRIC, 0, name="loss", unit="", source="count", values=[1.0])
 if width == 4 and os.fork() == 0:
     (out / "grandchild").write_text(str(os.getpid()))
-    time.sleep(60)
+    time.sleep(600)
 if width in (1, 4, 5):
-    time.sleep(60)
+    time.sleep(600)
 end(Status.FAILED if width == 2 else Status.COMPLETE, 30 if width == 2 else 0)
 """
 

@@ -350,7 +350,7 @@ def test_a_killed_launcher_leaves_the_container_for_attach(bench: Bench) -> None
         image=bench.image.name,
         cache=CACHE,
         root=str(bench.root),
-        script="sleep 1.5; exit 0",
+        script="until [ -e /out/go ]; do sleep 0.1; done",
         run=folder.name,
         folder=str(folder.path),
     )
@@ -361,6 +361,7 @@ def test_a_killed_launcher_leaves_the_container_for_attach(bench: Bench) -> None
     assert folder.name in bench.executor().running()
 
     write_outcome(folder.out, folder.job())
+    (folder.out / "go").touch()
     record = attach(folder, bench.session())
     assert record.status is Status.COMPLETE
     assert not bench.there(handle)
@@ -443,7 +444,7 @@ def test_a_socket_that_is_closed_to_this_user_is_named() -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
 
     assert done.stdout.strip() == DockerPermission.__name__, done.stderr

@@ -22,12 +22,14 @@ TARGETS = load_targets(Path(__file__).parents[2] / "docker" / "targets.toml")
 
 
 class _Engine:
-    """The calls of docker's SDK that are made, in order. `states` is what inspecting gives."""
+    """The calls of docker's SDK that are made, in order. `states` is what inspecting gives; the
+    inspection `signal_at`, if any, comes with the signal `number` to this process."""
 
     base_url = "http://stand-in"
 
-    def __init__(self, *states: dict[str, Any]) -> None:
+    def __init__(self, *states: dict[str, Any], signal_at: int = 0, number: int = 0) -> None:
         self.states = list(states)
+        self.looks, self.signal_at, self.number = 0, signal_at, number
         self.calls: list[str] = []
         self.refuses_start = False
 
@@ -46,6 +48,9 @@ class _Engine:
         self.calls.append("start")
 
     def inspect_container(self, container: str) -> dict[str, Any]:
+        self.looks += 1
+        if self.looks == self.signal_at:
+            os.kill(os.getpid(), self.number)
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         return {"State": {"Running": True, "ExitCode": 0, **state}}
 
@@ -92,14 +97,16 @@ BEGUN = ["network", "container", "start"]
 GONE = ["stop", "remove", "remove network"]
 
 
-def _serve(engine: _Engine, port: int, token: str = "secret") -> list[str]:
+def _serve(
+    engine: _Engine, port: int, token: str = "secret", patience_s: float = 120.0
+) -> list[str]:
     server = NotebookServer(port, token)
     plan = plan_notebook(
         TARGETS["cpu"], name="n", image="i", cache="c", results=Path("/r"), experiments=Path("/e"),
         data=None, user=User(1, 1), accelerator=Accelerator.NONE, server=server,
     )  # fmt: skip
     said: list[str] = []
-    serve(engine, plan, server, said.append, "notebooks/toy.ipynb", patience_s=0.5)  # type: ignore[arg-type]
+    serve(engine, plan, server, said.append, "notebooks/toy.ipynb", patience_s)  # type: ignore[arg-type]
     return said
 
 
@@ -120,8 +127,7 @@ def test_it_says_where_it_is_once_it_answers_and_goes_when_it_ends(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_and_nothing_is_left(port: int, number: signal.Signals) -> None:
-    engine = _Engine({})
-    threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+    engine = _Engine({}, signal_at=2, number=number)
 
     said = _serve(engine, port)
 
@@ -143,7 +149,7 @@ def test_one_that_never_answers_is_given_up(port: int, capsys: pytest.CaptureFix
     engine = _Engine({})
 
     with pytest.raises(RunFailed, match="does not answer"):
-        _serve(engine, port, token="another")
+        _serve(engine, port, token="another", patience_s=0.5)
 
     assert capsys.readouterr().out == "", "no address that does not work"
     assert engine.calls == BEGUN + GONE

@@ -42,6 +42,8 @@ __all__ = ["Surroundings", "gather", "gpu_states"]
 _PATIENCE_S = 1.5
 _PATIENCE_DOCKER_S = 5.0
 _PATIENCE_GPU_S = 8.0
+#: How much longer the thread that asks the engine waits than whoever wants its answer.
+_SLACK_S = 60
 #: What the NVIDIA Container Toolkit puts on the path; with it the engine's `--gpus` works.
 _HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 
@@ -200,8 +202,8 @@ def _target(
 def _engine(where: Surroundings, target: Target | None, patience: float) -> Engine:
     from narrowgauge.executors.docker_client import ask, connect, engine_facts, inspect_image
 
-    # Longer than anybody waits: what is late is then always told as such.
-    client = connect(where.env, timeout_s=math.ceil(patience) + 1)
+    # Far longer than anybody waits, on a busy host too: what is late is then told as such.
+    client = connect(where.env, timeout_s=math.ceil(patience) + _SLACK_S)
     try:
         version, info = ask(client, client.version), ask(client, client.info)
         names: tuple[str, ...] = ()

@@ -79,11 +79,11 @@ def run_threads(workers: Sequence[ThreadWorker], seconds: float) -> Tuple[Worked
                 gate.wait()
                 begun = True
                 spans = repeat(worker.call, seconds)
-        except threading.BrokenBarrierError:
-            pass  # another worker died before its first call, which is its own error
         # Whatever a library raises in its thread: the row has to say it, and the others end anyway.
         except Exception as error:
-            why = repr(error)
+            # A gate that broke is another worker's error; what a call raises is this one's.
+            if begun or not isinstance(error, threading.BrokenBarrierError):
+                why = repr(error)
             if not begun:
                 gate.abort()
         done[worker.name] = Worked(worker.name, worker.batch, tuple(spans), why)

@@ -15,7 +15,7 @@ from . import compiled
 
 #: The test that asked for the misbehaviour creates this file when it is ready.
 _GO = "go"
-_PATIENCE_S = 120.0
+_PATIENCE_S = 600.0
 _STEP = 1 << 20
 
 
