@@ -16,7 +16,8 @@ from narrowgauge import statistics
 from narrowgauge.errors import UsageError
 from narrowgauge.noise import MEANING, UNKNOWN, Detectable, Floors
 from narrowgauge.statistics import Configuration, Interval, Summary, word
-from narrowgauge.view import format_value, metric_names, number, unit_of, widen
+from narrowgauge.units import scale_of
+from narrowgauge.view import metric_names, unit_of, widen
 from narrowgauge_contract.codec import encode
 from narrowgauge_contract.record import Record, disagreements
 
@@ -215,10 +216,11 @@ def _noise_lines(pairs: Sequence[Pair]) -> Iterator[str]:
 
 def _cell(summary: Summary, unit: str) -> str:
     """The median, and under it how far the repeats lie apart."""
-    figure = format_value(summary.median, unit)
+    scale = scale_of(summary.median, unit)
+    figure = scale.text(summary.median)
     if summary.n == 1:
         return figure
-    return f"{figure}\n{number(summary.low, unit)}–{number(summary.high, unit)}, n={summary.n}"
+    return f"{figure}\n{scale.number(summary.low)}–{scale.number(summary.high)}, n={summary.n}"
 
 
 def _ratio(pair: Pair) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from narrowgauge.ladder import Climb, Rung, closing_words
 from narrowgauge.statistics import LogRatio
-from narrowgauge.view import format_value
+from narrowgauge.units import format_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from narrowgauge import statistics
 from narrowgauge.noise import MEANING, UNKNOWN, Detectable, Floors, percent
 from narrowgauge.statistics import Configuration, Interval, LogRatio, word
-from narrowgauge.view import format_value
+from narrowgauge.units import format_value
 from narrowgauge_contract.codec import encode
 from narrowgauge_contract.drawing import Ladder
 from narrowgauge_contract.figures import is_rate

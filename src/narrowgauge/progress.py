@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
+from narrowgauge.units import format_value
 from narrowgauge_contract.events import Event, EventKind
 from narrowgauge_contract.job import Job
 
@@ -56,10 +57,11 @@ class Progress:
             self.phase = " ".join(filter(None, words))
         elif event.kind is EventKind.METRIC and event.data.get("values"):
             value = event.data["values"][-1]
-            shown = f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
+            # Events have words for what JSON has no number for: NaN, Infinity.
+            known = isinstance(value, (int, float))
+            shown = format_value(value, event.data.get("unit", "")) if known else str(value)
             self.figures.pop(event.data["name"], None)  # the newest stand last
-            unit = event.data.get("unit", "")
-            self.figures[event.data["name"]] = shown if unit in ("", "1") else f"{shown} {unit}"
+            self.figures[event.data["name"]] = shown
         elif event.kind is EventKind.ROW_END:
             self.rows_done += 1
             status = event.data.get("status")

@@ -19,7 +19,8 @@ from narrowgauge.noise import (
     trials_of,
 )
 from narrowgauge.statistics import Modes
-from narrowgauge.view import RunView, format_value, number, unit_of
+from narrowgauge.units import scale_of
+from narrowgauge.view import RunView, unit_of
 from narrowgauge_contract.codec import encode
 from narrowgauge_contract.figures import is_time
 from narrowgauge_contract.outcome import Row
@@ -186,7 +187,8 @@ def two_modes(view: RunView) -> Iterator[str]:
     record = view.record
     for row, name, modes in found[:_MOST_ROWS]:
         unit = unit_of(record, name) if record is not None else ""
-        low, high = number(modes.low, unit), format_value(modes.high, unit)
+        scale = scale_of(modes.high, unit)
+        low, high = scale.number(modes.low), scale.text(modes.high)
         upper = round(100 * modes.share)
         yield (
             f"{name} of row {row.index} has two modes: {100 - upper} % near {low}, {upper} % near"

@@ -19,17 +19,18 @@ from narrowgauge.remarks import remarks, two_modes
 from narrowgauge.show_tables import plain_table, remarks_of, results_of, rows_of
 from narrowgauge.statistics import Configuration, word
 from narrowgauge.store import Entry, RunFolder, RunState
+from narrowgauge.units import format_value
 from narrowgauge.view import (
     LEAST_WIDTH,
     RunView,
-    format_value,
     load_view,
     metric_names,
     unit_of,
     warnings_of,
     widen,
 )
-from narrowgauge_contract.outcome import Status
+from narrowgauge_contract.errors import ExitCode
+from narrowgauge_contract.outcome import Status, why_nothing_measured
 from narrowgauge_contract.summary import summary_lines
 from narrowgauge_contract.traces import TRACE_FILE
 
@@ -78,7 +79,7 @@ def _header(view: RunView, terminal: bool) -> RenderableType:
     record = view.record
     if record is None:
         return Text(f"{view.folder.name}: damaged", style="bold red")
-    mark, colour = _STYLES[record.status]
+    mark, colour = _STYLES[_status(record)]
     title = view.spec.title if view.spec else record.experiment
     first = Text.assemble((title, "bold"), "   ", (f"{mark} {_ended(view, record)}", colour))
     second = Text(" · ".join(_circumstances(record)), style="dim" if terminal else "")
@@ -94,7 +95,18 @@ def _ended(view: RunView, record: Record) -> str:
         return "no record yet: running, or its launcher is gone"
     spent = f" in {duration(record.seconds)}" if record.seconds is not None else ""
     code = f", exit code {record.exit_code}" if record.exit_code else ""
-    return f"{record.status.value}{spent}{code}"
+    return f"{_status(record).value}{spent}{code}"
+
+
+def _lacking(record: Record) -> str:
+    """What this host lacks, where nothing could be measured for it; empty for every other run."""
+    ended = record.exit_code == ExitCode.NOT_APPLICABLE
+    return why_nothing_measured(record.rows) if ended else ""
+
+
+def _status(record: Record) -> Status:
+    """The run's, but `skipped` where all of its rows are: nothing went wrong in it."""
+    return Status.SKIPPED if _lacking(record) else record.status
 
 
 def _circumstances(record: Record) -> Iterable[str]:
@@ -118,7 +130,10 @@ def _circumstances(record: Record) -> Iterable[str]:
 
 def _error(view: RunView, record: Record) -> RenderableType | None:
     """Why it failed, and the end of its log: that is what one looks for then. Rows that were
-    skipped have not failed."""
+    skipped have not failed; where there are no others, one sentence says why."""
+    lacking = _lacking(record)
+    if lacking:
+        return Text(f"nothing could be measured here: {lacking}", style="yellow")
     stopped = (row for row in record.rows if row.status is not Status.SKIPPED)
     failed = next((row.error for row in stopped if row.error is not None), None)
     error = record.error or failed or (record.host.error if record.host else None)
@@ -241,7 +256,7 @@ def _result_cells(entry: Entry) -> tuple[RenderableType, ...]:
             return "", Text("damaged", style="red"), "", "", Text(what, style="red")
         profile = entry.job.profile if entry.job else ""
         return profile, Text("no record yet", style="yellow"), "", "", ""
-    mark, colour = _STYLES[record.status]
+    mark, colour = _STYLES[_status(record)]
     skipped = sum(row.status is Status.SKIPPED for row in record.rows)
     tried = len(record.rows) - skipped
     valid = Text(f"{len(record.valid_rows())}/{tried}")
@@ -250,7 +265,7 @@ def _result_cells(entry: Entry) -> tuple[RenderableType, ...]:
     if skipped:
         valid.append(f", {skipped} skipped", style="yellow")
     took = duration(record.seconds) if record.seconds is not None else ""
-    status = Text(f"{mark} {record.status.value}", style=colour)
+    status = Text(f"{mark} {_status(record).value}", style=colour)
     return record.profile, status, took, valid, headline_text(entry)
 
 

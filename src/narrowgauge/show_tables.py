@@ -13,7 +13,8 @@ from rich.text import Text
 
 from narrowgauge import statistics
 from narrowgauge.statistics import Configuration, word
-from narrowgauge.view import RunView, format_value, metric_names, number, spark, unit_of
+from narrowgauge.units import Scale, format_value, number, scale_of
+from narrowgauge.view import RunView, metric_names, spark, unit_of
 from narrowgauge_contract.outcome import Row, Status
 
 if TYPE_CHECKING:
@@ -135,15 +136,16 @@ def _metric_cells(found: Configuration, metric: str, record: Record) -> tuple[Re
     if summary is None:
         return Text("–"), "", Text(f"0/{len(found.rows)}", style="red"), ""
     first = next(m for row in found.valid if (m := row.metric(metric)) and m.values)
-    figure = Text(format_value(summary.median, unit), style="bold")
+    scale = scale_of(summary.median, unit)
+    figure = Text(scale.text(summary.median), style="bold")
     curve = spark(first.values, _CURVE) if len(first.values) > 1 and first.index else ""
     repeats = Text(f"{summary.n}/{len(found.rows)}")
     if summary.n < len(found.rows):
         repeats.stylize("red")
-    return figure, _spread(summary, unit), repeats, curve
+    return figure, _spread(summary, scale), repeats, curve
 
 
-def _spread(summary: statistics.Summary, unit: str) -> str:
+def _spread(summary: statistics.Summary, scale: Scale) -> str:
     """The interval of the median where there is one, else plainly the least and the most."""
     if summary.n == 1:
         return ""
@@ -151,8 +153,8 @@ def _spread(summary: statistics.Summary, unit: str) -> str:
         return "all equal"
     if summary.interval is not None:
         low, high = summary.interval.low, summary.interval.high
-        return f"{number(low, unit)}–{number(high, unit)} (95 %)"
-    return f"{number(summary.low, unit)}–{number(summary.high, unit)}"
+        return f"{scale.number(low)}–{scale.number(high)} (95 %)"
+    return f"{scale.number(summary.low)}–{scale.number(summary.high)}"
 
 
 def _ended(rows: Sequence[Row]) -> Text:
@@ -218,7 +220,9 @@ def _row_figure(row: Row, name: str) -> str:
     metric = row.metric(name)
     if metric is None or not metric.values:
         return "–"
-    return number(statistics.figure(metric).value, metric.unit)
+    # The column's head has no unit: it is the metric's, but for times.
+    shown = format_value if metric.unit == "s" else number
+    return shown(statistics.figure(metric).value, metric.unit)
 
 
 def remarks_of(lines: Iterable[str], console: Console) -> Iterator[RenderableType]:

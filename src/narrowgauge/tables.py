@@ -13,7 +13,9 @@ from narrowgauge import statistics
 from narrowgauge.baseline import Baseline, baseline_of
 from narrowgauge.noise import EXPERIMENT, MEANING, Floors, percent, workloads_of
 from narrowgauge.statistics import Configuration
-from narrowgauge.view import metric_names, number, unit_of
+from narrowgauge.units import Scale, scale_of
+from narrowgauge.view import metric_names, unit_of
+from narrowgauge_contract.figures import median
 from narrowgauge_contract.record import Record
 
 __all__ = [
@@ -153,7 +155,8 @@ def markdown_table(record: Record, floors: Floors, metrics: Sequence[str] = ()) 
     chosen = [n for n in (metrics or _headline(record)) if n in metric_names(record)]
     found = statistics.configurations(record.rows)
     names = statistics.varying(found)
-    head = [*names, *(_headed(name, unit_of(record, name)) for name in chosen)]
+    scales = {name: _scale(found, name, unit_of(record, name)) for name in chosen}
+    head = [*names, *(_headed(name, scale.unit) for name, scale in scales.items())]
     baseline = baseline_of(record, floors)
     if baseline is not None and baseline.metric not in chosen:
         baseline = None
@@ -162,7 +165,7 @@ def markdown_table(record: Record, floors: Floors, metrics: Sequence[str] = ()) 
     lines = [_markdown_line(head), _markdown_line(["---"] * len(head))]
     for each in found:
         cells = [str(_cell(each.parameters[name])) for name in names]
-        cells += [_spread(each.figures(name), unit_of(record, name)) for name in chosen]
+        cells += [_spread(each.figures(name), scale) for name, scale in scales.items()]
         if baseline is not None:
             ratio, detectable = baseline.ratio(each)
             interval = ratio.ratio_interval
@@ -179,14 +182,20 @@ def _headline(record: Record) -> tuple[str, ...]:
     return tuple(named) or metric_names(record)
 
 
-def _spread(figures: Sequence[float], unit: str) -> str:
+def _scale(found: Iterable[Configuration], name: str, unit: str) -> Scale:
+    """One for the whole column: that of the configuration in the middle."""
+    summaries = (statistics.summarize(each.figures(name)) for each in found)
+    return scale_of(median([each.median for each in summaries if each is not None] or [0.0]), unit)
+
+
+def _spread(figures: Sequence[float], scale: Scale) -> str:
     summary = statistics.summarize(figures)
     if summary is None:
         return "–"
-    middle = number(summary.median, unit)
+    middle = scale.number(summary.median)
     if summary.n == 1:
         return middle
-    return f"{middle} ({number(summary.low, unit)} to {number(summary.high, unit)})"
+    return f"{middle} ({scale.number(summary.low)} to {scale.number(summary.high)})"
 
 
 def _headed(name: str, unit: str) -> str:

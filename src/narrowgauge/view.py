@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = [
     "LEAST_WIDTH",
     "RunView",
-    "format_value",
     "load_view",
     "metric_names",
     "spark",
@@ -139,22 +138,6 @@ def _cache_notes(record: Record) -> Iterator[str]:
     yield from (f"engine cache: {note}" for note in notes[:_MOST_NOTES])
     if len(notes) > _MOST_NOTES:
         yield f"engine cache: and {len(notes) - _MOST_NOTES} more, in the rows' facts"
-
-
-def format_value(value: float, unit: str = "") -> str:
-    """A number with its unit."""
-    return " ".join(filter(None, (number(value, unit), "" if unit == "1" else unit)))
-
-
-def number(value: float, unit: str = "") -> str:
-    """No more figures than a reader can use; percentages line up at two decimals."""
-    if not math.isfinite(value):
-        return str(value)
-    if unit == "%":
-        return f"{value:.2f}"
-    if value == int(value) or abs(value) >= 1000:
-        return f"{value + 0.0:,.0f}".replace(",", " ")
-    return f"{value:.4g}"
 
 
 def spark(values: Iterable[float], width: int = 24) -> str:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING, Sequence, Tuple
 
 if TYPE_CHECKING:
     from narrowgauge_contract.outcome import Metric
 
-__all__ = ["Figure", "figure", "is_rate", "is_time", "median"]
+__all__ = ["Figure", "figure", "fitting", "is_rate", "is_time", "median"]
 
 _TIME_UNITS = ("s", "ms", "us")
+#: Largest first, and how many of each are a second.
+_OF_A_SECOND = (("s", 1.0), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
 #: Units of what a user waits for or pays: the first of a series holds the warm-up.
 _COST_UNITS = (*_TIME_UNITS, "J", "W")
 
@@ -59,3 +61,13 @@ def is_rate(unit: str) -> bool:
 def is_time(unit: str) -> bool:
     """Whether it comes from a clock, so that the clock's noise is in it: times and rates."""
     return unit in _TIME_UNITS or is_rate(unit)
+
+
+def fitting(value: float, unit: str) -> Tuple[float, str]:
+    """How many of the unit in which to show it one of `unit` is, and that unit: of seconds the
+    largest of which `value` has a tenth or more, of everything else the unit that it has."""
+    if unit != "s" or not value:
+        return 1.0, unit
+    fits = (each for each in _OF_A_SECOND if not abs(value) * each[1] < 0.1)
+    name, factor = next(fits, _OF_A_SECOND[-1])
+    return factor, name

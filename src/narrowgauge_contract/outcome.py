@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from narrowgauge_contract.codec import LATER, decode, encode, read_json
 from narrowgauge_contract.errors import DamagedRecordError
@@ -29,6 +29,7 @@ __all__ = [
     "Status",
     "Validity",
     "load_outcome",
+    "why_nothing_measured",
 ]
 
 OUTCOME_FILE = "outcome.json"
@@ -163,6 +164,16 @@ def load_outcome(path: Path) -> Outcome:
             f"{path} has outcome format {data.get('format')!r}, this program reads {OUTCOME_FORMAT}"
         )
     return decode(Outcome, data, str(path))
+
+
+def why_nothing_measured(rows: Sequence[Row]) -> str:
+    """What this host lacks, in a sentence's second half, where every row was skipped for it; empty
+    where any was not, or there is none."""
+    if any(row.status is not Status.SKIPPED for row in rows):
+        return ""
+    errors = [row.error for row in rows if row.error is not None]
+    reasons = (": ".join(filter(None, (each.what, each.why))) for each in errors)
+    return "; ".join(dict.fromkeys(reasons))
 
 
 class _RowFold:

@@ -14,6 +14,10 @@
 
     table = "| Model | Latency |"           # instead of a heading per block: one, above all lines
 
+    [[summary.beside]]                      # of a table: a line that stands as it is, once, below
+    where = { batch = 32 }                  # the last line of rows with these values
+    line = "| published | 3.1 |"
+
 `each`, `heading` and `line` may each be left out; `table` needs `line` and no others. In `each` and
 `line`, `{name}` is what `names` says, `{value}` the figure, and `{ratio}` how many times as good as
 the baseline it is: baseline / value where less is better, else value / baseline. There too,
@@ -38,7 +42,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 
 from narrowgauge_contract.drawing import named_parameter, named_values, values_of
 from narrowgauge_contract.errors import ExperimentFileError
-from narrowgauge_contract.figures import figure, median
+from narrowgauge_contract.figures import figure, fitting, median
 from narrowgauge_contract.templates import (
     MISSING,
     check_template,
@@ -67,10 +71,19 @@ _KEYS = (
     "heading",
     "line",
     "table",
+    "beside",
 )
 #: What a line has of its own, beside parameters and facts.
 _OWN = ("name", "value", "ratio")
 _RATIO_IN_PARENTHESES = re.compile(r"\s*\([^(){}]*\{(?:[^{}]*\*)?ratio[^{}]*\}[^()]*\)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Aside:
+    """A line of a table that stands as it is below the rows with the values of `where`."""
+
+    where: Dict[str, Scalar]
+    line: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +101,7 @@ class Summary:
     heading: str
     line: str
     table: str = ""
+    beside: Tuple[Aside, ...] = ()
 
     def name_of(self, value: Optional[Scalar]) -> str:
         """What a value of the parameter is called."""
@@ -143,7 +157,28 @@ def parse_summary(
         heading=templates["heading"],
         line=templates["line"],
         table=templates["table"],
+        beside=_parse_beside(body, parameters, parameter.name, where),
     )
+
+
+def _parse_beside(
+    body: Mapping[str, Any], parameters: Mapping[str, Parameter], varying: str, where: str
+) -> Tuple[Aside, ...]:
+    tables = body.get("beside", [])
+    if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+        raise ExperimentFileError(f"{where}: 'beside' should be a list of tables")
+    if tables and not body.get("table"):
+        raise ExperimentFileError(f"{where}: 'beside' goes with 'table'")
+    place, asides = f"{where} beside", []
+    for each in tables:
+        only(each, ("where", "line"), place)
+        aside = Aside(
+            _parse_where(each.get("where", {}), parameters, place), text_of(each, "line", place)
+        )
+        if varying in aside.where:
+            raise ExperimentFileError(f"{place}: the lines of a block differ in '{varying}'")
+        asides.append(aside)
+    return tuple(asides)
 
 
 def _templates(
@@ -209,8 +244,10 @@ def summary_blocks(summary: Summary, rows: Sequence[Row]) -> Tuple[Block, ...]:
     kept = [group for group in groups.values() if not _left_out(group, summary.metric)]
     if summary.table:
         return tuple(
-            _table_block(summary, group, summary.table if first else "")
-            for first, group in zip((True, *[False] * len(kept)), kept)
+            _table_block(
+                summary, group, summary.table if number == 0 else "", _asides(summary, kept, number)
+            )
+            for number, group in enumerate(kept)
         )
     return tuple(_block(summary, group, different) for group in kept)
 
@@ -221,10 +258,27 @@ def _left_out(rows: Sequence[Row], metric: str) -> bool:
     return bool(valid) and not _measured(valid, metric)
 
 
-def _table_block(summary: Summary, rows: Sequence[Row], heading: str) -> Block:
+def _table_block(
+    summary: Summary, rows: Sequence[Row], heading: str, asides: Sequence[Line]
+) -> Block:
     lines = _lines_of(summary, rows)
     others = [each for each in lines if each.value != summary.baseline]
-    return Block("", (), heading, tuple(each.cells(summary.line) for each in others or lines))
+    cells = tuple(each.cells(summary.line) for each in others or lines)
+    return Block("", (), heading, (*cells, *asides))
+
+
+def _asides(summary: Summary, groups: Sequence[Sequence[Row]], number: int) -> List[Line]:
+    """The lines that stand below the group of that number: the last one with their values."""
+    found = []
+    for aside in summary.beside:
+        matching = [
+            place
+            for place, rows in enumerate(groups)
+            if all(rows[0].parameters.get(name) == value for name, value in aside.where.items())
+        ]
+        if matching and matching[-1] == number:
+            found.append(Line(aside.line))
+    return found
 
 
 def _lines_of(summary: Summary, rows: Sequence[Row]) -> List[_Lines]:
@@ -318,7 +372,8 @@ class _Lines:
                 return words
         metric = self.rows[0].metric(self.summary.metric)
         unit = metric.unit if metric is not None and metric.unit != "1" else ""
-        return f"{{name}}: {{value:.6g}} {unit}".rstrip()
+        factor, unit = fitting(_figure(self.rows, self.summary.metric), unit)
+        return f"{{name}}: {{value*{factor:.0f}:.6g}} {unit}".rstrip()
 
     def _ratio(self, value: float, base: float) -> float:
         above, below = (base, value) if self.summary.better_less else (value, base)

@@ -138,6 +138,13 @@ def test_without_a_baseline_a_line_keeps_its_words(
     assert text[-1] == f"{said} (no ratio: Float32: not run)"
 
 
+def test_short_times_without_words_of_their_own_are_in_the_unit_that_fits() -> None:
+    line = "{name} is {ratio:.1f} times as fast"
+    text = summary_lines(_summary(line=line, each=None, heading=None), [_row("fp16", 2.97e-4)])
+
+    assert ": 0.297 ms (no ratio: " in text[-1]
+
+
 def test_the_heading_takes_a_fact_from_a_row_that_has_it() -> None:
     failed = dataclasses.replace(_row("fp16", None, reasons=["out of memory"]), facts={"card": "?"})
     rows = [failed, _row("bf16", 1.0, reasons=["hot"]), _row("fp32", 1.0, reasons=["hot"])]

@@ -313,6 +313,7 @@ class TestScreens:
         lines = list(two_modes(view))
 
         assert lines[0].startswith("latency of row 0 has two modes: 50 % near 0.1")
+        assert ", 50 % near 0.12 s (" in lines[0]
         assert "(dip test, p < 0.001)" in lines[0]
         assert lines[-1] == "and 2 more figures have two modes"
         assert len(remarks_json(view, Floors.none())["two_modes"]) == 8

@@ -48,7 +48,7 @@ def test_no_eta_is_guessed_from_the_first_steps() -> None:
 def test_the_line_says_row_axis_figures_and_time() -> None:
     line = half_way().line(115.0)
 
-    assert line.startswith("row 2/2 · precision=bf16 · 1/2 epochs · accuracy 98.5 % · loss 2.5")
+    assert line.startswith("row 2/2 · precision=bf16 · 1/2 epochs · accuracy 98.50 % · loss 2.5")
     assert line.endswith("75% · about 5 s left")
 
 

@@ -15,7 +15,8 @@ from narrowgauge.draw import draw_run
 from narrowgauge.noise import Floors
 from narrowgauge.show import print_results, show_run
 from narrowgauge.store import RunFolder, Store
-from narrowgauge.view import format_value, load_view, number, spark, to_json, warnings_of
+from narrowgauge.units import format_value, number
+from narrowgauge.view import load_view, spark, to_json, warnings_of
 from narrowgauge_contract.events import EventKind, EventLog
 from narrowgauge_contract.outcome import ErrorInfo, Status, Validity
 from narrowgauge_contract.record import GitFacts, ImageFacts, Record
@@ -239,7 +240,11 @@ def test_a_good_run_has_no_warnings(tmp_path: Path) -> None:
     [
         (99.2, "%", "99.20 %"), (8123.4, "images/s", "8 123 images/s"), (3.0, "", "3"),
         (0.0123456, "nat", "0.01235 nat"), (5.2e-7, "1", "5.2e-07"), (float("nan"), "%", "nan %"),
-        (-0.0, "s", "0 s"), (1234567.0, "", "1 234 567"),
+        (-0.0, "s", "0 s"), (1234567.0, "", "1 234 567"), (3.14159, "s", "3.142 s"),
+        (0.00029712, "s", "0.2971 ms"), (0.0123, "s", "12.3 ms"), (0.3158, "s", "0.3158 s"),
+        (9.984e-5, "s", "99.84 µs"), (-2e-9, "s", "-2 ns"),
+        (3e-11, "s", "0.03 ns"), (float("inf"), "s", "inf s"), (float("nan"), "s", "nan s"),
+        (0.5, "J", "0.5 J"), (0.0123, "ms", "0.0123 ms"),
     ],
 )  # fmt: skip
 def test_numbers_have_as_many_figures_as_a_reader_can_use(
