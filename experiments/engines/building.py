@@ -6,11 +6,11 @@ import contextlib
 import os
 import tempfile
 from pathlib import Path
-from typing import Dict, Iterator, Optional
+from typing import Dict, Iterator, Mapping, Optional
 
 import torch
 
-from narrowgauge_contract.errors import UsageError
+from narrowgauge_contract.errors import UnknownNameError, UsageError
 from narrowgauge_contract.spec import Scalar
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.engines import EngineCache, Preparation, Runner, prepare
@@ -24,14 +24,15 @@ __all__ = ["build", "options_for"]
 _COMPILERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
-def build(ctx: RowContext, subject: Subject, example: torch.Tensor) -> Runner:
-    """The row's network ready for inputs like `example`.
+def build(
+    ctx: RowContext, subject: Subject, example: torch.Tensor, options: Mapping[str, Scalar]
+) -> Runner:
+    """The row's network ready for inputs like `example`; `options`: of `options_for`.
 
     Records `build_seconds`, or `load_seconds` for an engine that came from the cache, and the facts
     `engine_cache` and `options`.
     """
     name, kept = ctx.parameters["engine"], ctx.parameters["cache"] == "kept"
-    options = options_for(name, ctx.parameters["options"])
     wanted = Preparation(
         precision=ctx.parameters["precision"],
         device=ctx.device,
@@ -54,20 +55,21 @@ def build(ctx: RowContext, subject: Subject, example: torch.Tensor) -> Runner:
 def options_for(name: str, text: str) -> Dict[str, Scalar]:
     """Those of one engine among `ENGINE.OPTION=VALUE; …`, with the types of the engine's own.
 
-    Raises UnknownNameError for an engine that there is none of, UsageError for what is no option of
-    it, or no value of the option's type.
+    Raises UnknownNameError for an engine or an option that there is not, naming the nearest one;
+    UsageError for what is not written so, or no value of the option's type.
     """
     found: Dict[str, Scalar] = {}
     for part in filter(None, (word.strip() for word in text.split(";"))):
         label, equals, value = part.partition("=")
         owner, dot, option = label.strip().partition(".")
-        known = engine(owner).options
-        if not equals or not dot or option not in known:
+        if not equals or not dot:
             raise UsageError(
                 f"'{part}' is no option of an engine",
-                why=f"{owner} takes {', '.join(known) or 'none'}",
                 next_step="-p 'options=ENGINE.OPTION=VALUE; …'",
             )
+        known = engine(owner).options
+        if option not in known:
+            raise UnknownNameError("option", option, known, where=f"of the engine {owner}")
         parsed = _typed(value.strip(), known[option])
         if parsed is None:
             kind = type(known[option]).__name__

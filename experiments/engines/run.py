@@ -16,7 +16,7 @@ from narrowgauge_lab.networks import network
 from narrowgauge_lab.networks.subject import Subject, count_right, make_subject
 from narrowgauge_lab.seeding import seed_everything
 
-from .building import build
+from .building import build, options_for
 from .times import measure_times, record_times
 
 #: One scale for all of a layer's activations costs MobileNetV2 half of its logits' norm, while it
@@ -28,6 +28,7 @@ def run(ctx: RowContext) -> None:
     """Measure as `ctx.parameters` say."""
     seed_everything(ctx.seed)
     name, precision = ctx.parameters["engine"], ctx.parameters["precision"]
+    options = options_for(name, ctx.parameters["options"])
     model, batch = ctx.parameters["model"], int(ctx.parameters["batch"])
     size = network(model).size
     ctx.fact("input_shape", f"{batch}x3x{size}x{size}")
@@ -46,7 +47,7 @@ def run(ctx: RowContext) -> None:
     reference = reference_output(subject.model, subject.images, ctx.device)
     torch_compat.allow_tf32(precision == "tf32")
     example = subject.images.to(device=ctx.device, dtype=DTYPES[precision])
-    runner = build(ctx, subject, example)
+    runner = build(ctx, subject, example, options)
     try:
         _measure_runner(ctx, subject, example, runner, cost, reference)
     finally:

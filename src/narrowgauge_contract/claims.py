@@ -70,6 +70,8 @@ _ARITY = {
 #: on whichever side of it; `slower-rate`: those that lie above 1.
 _RATES = ("alarm-rate", "slower-rate")
 _STATISTICS = ("median", "mean", "last", "last-mean", "min", "max", *_RATES)
+#: The target of a run without an image.
+_NATIVE = "native"
 _SELECTION = re.compile(r"^(?P<name>[a-z][a-z0-9_.-]*)(?:\{(?P<where>[^{}]*)\})?$")
 
 
@@ -95,8 +97,11 @@ class Expectation:
 class Claim:
     """One claim. `expected` maps a target (or `any`) to its expectation.
 
-    `minutes` and `disk_gb` are what checking it costs. `not_comparable`: why no measurement of this
-    experiment can be held against it; it is listed, and its verdict is NOT-APPLICABLE.
+    `device`: what the expectations are of, by a part of the name that a record has for it, of its
+    accelerator (`NVIDIA H200`) or its board (`Jetson Xavier NX`); elsewhere the claim can be
+    reproduced in trend only. Empty: whatever the target is. `minutes` and `disk_gb` are what
+    checking it costs. `not_comparable`: why no measurement of this experiment can be held against
+    it; it is listed, and its verdict is NOT-APPLICABLE.
     """
 
     id: str
@@ -111,6 +116,7 @@ class Claim:
     profile: str
     minutes: float
     disk_gb: float
+    device: str = ""
     measured_on: str = ""
     not_comparable: str = ""
 
@@ -142,7 +148,7 @@ def parse_claims(
 
 def _parse_claim(body: Mapping[str, Any], spec: ExperimentSpec, where: str) -> Claim:
     required = ("id", "text", "paper", "kind", "metric", "expected", "minutes", "disk_gb")
-    optional = ("minimum_repeats", "profile", "measured_on", "not_comparable")
+    optional = ("minimum_repeats", "profile", "device", "measured_on", "not_comparable")
     _only(body, required + optional, where)
     for key in required:
         if key not in body:
@@ -177,6 +183,7 @@ def _parse_claim(body: Mapping[str, Any], spec: ExperimentSpec, where: str) -> C
         profile=profile,
         minutes=_number(body["minutes"], "minutes", where),
         disk_gb=_number(body["disk_gb"], "disk_gb", where),
+        device=_text(body, "device", where) if "device" in body else "",
         measured_on=str(body.get("measured_on", "")),
         not_comparable=_text(body, "not_comparable", where) if "not_comparable" in body else "",
     )
@@ -205,6 +212,12 @@ def _parse_expected(
     expected = {}
     for target, body in tables.items():
         place = f"{where} expected.{target}"
+        if target == _NATIVE:
+            raise ClaimsError(
+                f"{place} is of no hardware",
+                why=f"'{_NATIVE}' says that a run had no container, whatever it ran on",
+                next_step="expected.any, and 'device' where the figures are one device's",
+            )
         _only(body, ("figure", "tolerance", "minimum", "maximum"), place)
         numbers = {key: _number(value, key, place) for key, value in body.items()}
         expectation = Expectation(**numbers)

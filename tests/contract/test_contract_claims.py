@@ -66,7 +66,13 @@ def test_the_shares_of_comparisons_are_statistics(statistic: str) -> None:
 def test_the_least_claim_is_enough() -> None:
     [claim] = parse_claims({"claim": [_claim()]}, _spec())
 
-    assert (claim.statistic, claim.profile) == ("median", "paper")
+    assert (claim.statistic, claim.profile, claim.device) == ("median", "paper", "")
+
+
+def test_a_claim_may_be_of_one_device() -> None:
+    [claim] = parse_claims({"claim": [{**_claim(), "device": "NVIDIA H200"}]}, _spec())
+
+    assert claim.device == "NVIDIA H200"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +90,7 @@ def test_the_least_claim_is_enough() -> None:
         ("profile", "long", "profile is one of"),
         ("verdict", "REPRODUCED", "unknown key 'verdict'"),
         ("not_comparable", "", "'not_comparable' should be text"),
+        ("device", "", "'device' should be text"),
         ("metric", "tflops", "should be a table"),
         ("metric/operator", "eval", "'eval' is not one of"),
         ("metric/of", ["tflops"], "'ratio' takes 2 to 2 selections"),
@@ -96,6 +103,7 @@ def test_the_least_claim_is_enough() -> None:
         ("metric/unit", "s", "unknown key 'unit'"),
         ("expected", {}, "names no target"),
         ("expected", [], "should be a table"),
+        ("expected/native", {"figure": 2.0, "tolerance": 0.1}, "expected.native is of no hardware"),
         ("expected/any", 3, "should be a table"),
         ("expected/any", {"figure": 2.0}, "a ratio needs 'figure' and 'tolerance'"),
         ("expected/any", {"figure": "2", "tolerance": 0.1}, "'figure' should be a number"),

@@ -19,6 +19,7 @@ from narrowgauge_contract.outcome import Fold, Metric, Row, Status, Validity
 from narrowgauge_contract.summary import summary_lines
 from narrowgauge_lab.engines import ENGINES
 from narrowgauge_lab.networks import NETWORKS, NOTES, network
+from narrowgauge_lab.networks.trained import TRAINED
 
 NAME = "engines"
 #: Quick, whatever the machine: no figure of these tests is a measurement.
@@ -220,12 +221,29 @@ def test_options_are_those_of_one_engine_with_its_types() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["narrowgauge.tune_s", "tune_s=3", "narrowgauge.tune=3", "narrowgauge.tune_s=long",
-             "compile.fold=1"]
-)  # fmt: skip
-def test_options_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises((UsageError, UnknownNameError)):
+    ("text", "message"),
+    [
+        ("narrowgauge.tune_s", "'narrowgauge.tune_s' is no option of an engine"),
+        ("tune_s=3", "'tune_s=3' is no option of an engine"),
+        ("narrowgauge.tune_s=long", "long is not of type float"),
+        ("compile.fold=1", "'compile.fold=1': 1 is not of type bool"),
+    ],
+)
+def test_options_that_are_none_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         module("building").options_for("eager", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "near"), [("narrowgauge.tunes=3", "tune_s"), ("narowgauge.tune_s=3", "narrowgauge")]
+)
+def test_the_nearest_engine_and_option_are_named(tmp_path: Path, text: str, near: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        module("building").options_for("eager", text)
+    assert caught.value.nearest == near
+    # Whatever else the row would find: a slip is none of the host's.
+    with pytest.raises(UnknownNameError):
+        run_row(tmp_path, "engine=tensorrt", f"options={text}")
 
 
 def test_compilers_begin_with_nothing_where_nothing_is_kept(
@@ -274,7 +292,12 @@ def test_engines_of_a_network_follow_one_another_and_repeats_are_outermost() -> 
 
 def test_data_are_asked_for_with_trained_weights_alone() -> None:
     assert job().data_sets == ()
-    assert job("weights=trained").data_sets == (
+    assert job("weights=trained").data_sets == ("imagenet-20",)
+    for model in spec().parameters["model"].choices:
+        own = (TRAINED[model].set_name,) if model in TRAINED else ()
+        assert job("weights=trained", f"model={model}").data_sets == ("imagenet-20", *own)
+        assert job(f"model={model}").data_sets == ()
+    assert job("weights=trained", "model=mobilenet_v2,resnet50-v1").data_sets == (
         "imagenet-20", "mobilenet_v2-imagenet", "resnet50-v1-imagenet",
     )  # fmt: skip
 
@@ -320,8 +343,11 @@ def test_claims_hold_the_published_tables_and_say_what_their_errors_are() -> Non
         assert overflow.not_comparable.startswith("an overflow, not an exact result")
     assert "underflow" in claims["desktop-fp16-error-mobilenet-v2"].not_comparable
     assert all(claims[f"desktop-int8-error-{n.replace('_', '-')}"].not_comparable for n in NOTES)
-    assert claims["ours-resnet50-latency"].expected["native"].maximum == 4.0e-4
-    assert claims["ours-resnet50-throughput"].expected["native"].minimum == 30000
+    assert claims["ours-resnet50-latency"].expected["any"].maximum == 4.0e-4
+    assert claims["ours-resnet50-throughput"].expected["any"].minimum == 30000
+    ours = [claim for name, claim in claims.items() if name.startswith("ours-")]
+    assert {claim.device for claim in ours} == {"NVIDIA H200"}
+    assert claims["agx-fp16-mobilenet-v2"].device == "Jetson AGX Xavier"
     recorded = {"latency", "images_per_second", "max_error"}
     assert {each.metric for claim in claims.values() for each in claim.selections} <= recorded
     assert set(spec().headline) <= recorded | {"top1"}, "top1: with trained weights"

@@ -19,7 +19,7 @@ from narrowgauge_lab.engines.serving import make_ready
 from narrowgauge_lab.measure.concurrent import Program
 from narrowgauge_lab.measure.steady import Worked
 from narrowgauge_lab.networks.subject import Subject
-from narrowgauge_lab.networks.trained import Labelled
+from narrowgauge_lab.networks.trained import TRAINED, Labelled
 
 Outcome = Tuple[Tuple[Worked, ...], Tuple[Any, ...]]
 TENSORRT = ("engine=tensorrt", "precision=int8", "batch=16", "dla_batch=4")
@@ -82,11 +82,18 @@ class TestDeclaration:
             for selection in claim.selections:
                 job(*(f"{name}={value}" for name, value in selection.where.items()))
 
+    def test_only_the_data_of_the_networks_asked_for_are_read(self) -> None:
+        for model in spec().parameters["model"].choices:
+            own = (TRAINED[model].set_name,) if model in TRAINED else ()
+            assert job("weights=trained", f"model={model}").data_sets == ("imagenet-20", *own)
+            assert job(f"model={model}").data_sets == ()
+
     def test_the_paper_s_rows_are_those_of_the_figure(self) -> None:
         row = job(profile="paper").rows[0].parameters
         claims = load_claims(EXPERIMENTS / NAME / "claims.toml", spec())
         (claim,) = [each for each in claims if each.id == "agx-1941"]
 
+        assert claim.device == "Jetson AGX Xavier"
         assert {name: row[name] for name in claim.selections[0].where} == claim.selections[0].where
 
     def test_the_last_lines_hold_engines_against_eager_at_the_same_load(self) -> None:
