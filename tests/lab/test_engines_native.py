@@ -157,6 +157,24 @@ def test_what_torchscript_cannot_trace_is_said() -> None:
     assert "eager" in caught.value.next_step
 
 
+class _Affine(nn.Module):
+    """Numbers behind a layer: a pass of TorchScript asks whether they are neutral."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.mean((2, 3)) * 2 + 0.5) * 3 + 1
+
+
+def test_numbers_beside_layers_can_be_traced_and_watched() -> None:
+    model, x = _Affine().eval(), images(2)
+    runner = engines.prepare("torchscript", model, x, Preparation("fp32", CPU))
+    assert relative_error(runner(x), exact(model, x)) <= BOUNDS["fp32"]
+    assert precision_ran(runner.observations(), {}) == "fp32"
+
+
 def test_batches_are_made_of_the_examples_images() -> None:
     x = images(2)
     assert of_batch(x, 2) is x

@@ -24,6 +24,7 @@ import pytest
 import torch
 import trt_dump
 import trt_fake
+from hetero_cases import CASES, Case
 from torch import nn
 from trt_stubs import make_stubs
 from trt_world import World
@@ -41,6 +42,12 @@ from narrowgauge_lab.engines.tensorrt.features import Features, detect
 from narrowgauge_lab.engines.tensorrt.library import Library
 from narrowgauge_lab.engines.tensorrt.network import define_convolution, parse, weights_of
 from narrowgauge_lab.engines.tensorrt.settings import OPTIONS, settings_for
+from narrowgauge_lab.layers.hetero.backends.shapes import convolution_of, image_shape
+from narrowgauge_lab.layers.hetero.backends.tensorrt_networks import (
+    forward_spec,
+    input_gradient,
+    weight_gradient,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -296,24 +303,75 @@ def test_a_file_that_is_none_is_refused(ahead: Library) -> None:
 def test_the_real_builder_makes_engines_of_single_convolutions(
     spec: ConvolutionSpec, precision: str, ahead: Library
 ) -> None:
+    weights, shape = built_convolution(ahead, spec, precision)
+
+    assert shape == (-1, *reference(spec, weights).shape[1:])
+
+
+def built_convolution(
+    library: Library, spec: ConvolutionSpec, precision: str
+) -> Tuple[Dict[str, torch.Tensor], Tuple[int, ...]]:
+    """Its weights, and the shape that the real network says its output has."""
     dtype = torch.float16 if precision == "fp16" else torch.float32
     weights = {"kernel": torch.rand(spec.weight_shape(), dtype=dtype)}
     if spec.bias:
         weights["bias"] = torch.rand(spec.outputs, dtype=dtype)
-    example = torch.rand(4, spec.inputs, *spec.image, dtype=dtype)
+
+    def define(library: Library, builder: Any, strong: bool) -> Any:
+        return define_convolution(library, builder, spec, weights, strong)
+
+    return weights, built_network(library, define, (spec.inputs, *spec.image), precision)
+
+
+def built_network(
+    library: Library, define: Any, image: Tuple[int, ...], precision: str
+) -> Tuple[int, ...]:
+    """The output's shape. Not for refits: this builder compiles for those, which takes a driver."""
+    dtype = torch.float16 if precision == "fp16" else torch.float32
     wanted = Preparation(precision, CPU, batches=(1, 4, 8))
-    settings = settings_for(ahead.features, precision, OPTIONS, wanted.profile(example))
+    profile = wanted.profile(torch.empty(4, *image, dtype=dtype))
+    settings = settings_for(library.features, precision, OPTIONS, profile)
     shapes: List[Tuple[int, ...]] = []
 
-    def define(builder: Any) -> Any:
-        made = define_convolution(ahead, builder, spec, weights, settings.strong)
-        shapes.append(tuple(made.network.get_output(0).shape))
-        return made
+    def made(builder: Any) -> Any:
+        definition = define(library, builder, settings.strong)
+        shapes.append(tuple(definition.network.get_output(0).shape))
+        return definition
 
-    engine = build(ahead, define, settings, wanted.profile(example), (), CPU, Kept())
+    assert build(library, made, settings, profile, (), CPU, Kept()).plan
+    return shapes[0]
 
-    assert engine.plan
-    assert shapes == [(-1, *reference(spec, weights).shape[1:])]
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_real_builder_makes_engines_of_the_passes_of_a_layer(
+    case: Case, precision: str, ahead: Library
+) -> None:
+    like, problem = convolution_of(case.problem), case.problem
+    image, window, above = (
+        image_shape(each.shape, problem) for each in (case.x, case.weight, case.grad)
+    )
+    dtype = torch.float16 if precision == "fp16" else torch.float32
+    backward, product = input_gradient(like, image, window), weight_gradient(like, image, window)
+
+    _, forward = built_convolution(ahead, forward_spec(like, image, window), precision)
+    _, by_input = built_convolution(ahead, backward.spec, precision)
+    by_weight = built_network(ahead, product.definition(dtype), product.image, precision)
+
+    assert forward == (-1, *above[1:])
+    assert by_input == (-1, *image[1:])
+    outputs, inputs = window[0] // like.groups, window[1] * window[2] * window[3]
+    assert by_weight == (like.groups, outputs, inputs)
+
+
+# What tensorrt_networks goes around, as long as it has to.
+def test_the_real_builder_refuses_what_is_gone_around(ahead: Library) -> None:
+    both = ConvolutionSpec(4, 3, (6, 5), (3, 3), (2, 2), (2, 2), (2, 1), (2, 2), transposed=True)
+    with pytest.raises(EngineBuildError, match="Strided & Dilated Deconv"):
+        built_convolution(ahead, both, "fp32")
+    # Negative padding it only complains of, and goes on without: the output lacks a row.
+    adding = ConvolutionSpec(4, 3, (4, 4), (1, 1), (2, 2), (0, 0), (-1, -1), transposed=True)
+    assert built_convolution(ahead, adding, "fp32")[1] == (-1, 3, 7, 7)
 
 
 def reference(spec: ConvolutionSpec, weights: Dict[str, torch.Tensor]) -> torch.Tensor:

@@ -21,15 +21,15 @@ from typing import Any, Dict, List, Union
 CLASSES = (
     "Builder", "Dims", "EngineInspector", "IBuilderConfig", "IConvolutionLayer", "ICudaEngine",
     "IDeconvolutionLayer", "IExecutionContext", "IHostMemory", "IInt8Calibrator",
-    "IInt8EntropyCalibrator2", "IInt8MinMaxCalibrator", "ILayer", "ILogger", "INetworkDefinition",
-    "IOptimizationProfile", "ITensor", "ITimingCache", "OnnxParser", "ParserError", "Refitter",
-    "Runtime", "Weights",
+    "IInt8EntropyCalibrator2", "IInt8MinMaxCalibrator", "ILayer", "ILogger", "IMatrixMultiplyLayer",
+    "INetworkDefinition", "IOptimizationProfile", "IShuffleLayer", "ITensor", "ITimingCache",
+    "OnnxParser", "ParserError", "Permutation", "Refitter", "Runtime", "Weights",
 )  # fmt: skip
 ENUMS = (
     "BuilderFlag", "CalibrationAlgoType", "DataType", "DeviceType", "ErrorCode",
-    "LayerInformationFormat", "LayerType", "MemoryPoolType", "NetworkDefinitionCreationFlag",
-    "OnnxParserFlag", "ProfilingVerbosity", "Severity", "TensorIOMode", "TensorLocation",
-    "WeightsRole",
+    "LayerInformationFormat", "LayerType", "MatrixOperation", "MemoryPoolType",
+    "NetworkDefinitionCreationFlag", "OnnxParserFlag", "ProfilingVerbosity", "Severity",
+    "TensorIOMode", "TensorLocation", "WeightsRole",
 )  # fmt: skip
 
 #: Signatures, or "property" (which cannot be set), "settable property", or the type of a value.

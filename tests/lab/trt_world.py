@@ -184,6 +184,9 @@ class World:
     def INetworkDefinition_get_layer(self, network: Any, index: int) -> Any:  # noqa: N802
         return network._values["layers"][index]
 
+    def INetworkDefinition_num_inputs(self, network: Any) -> int:  # noqa: N802
+        return len(network._values["inputs"])
+
     def INetworkDefinition_get_input(self, network: Any, index: int) -> Any:  # noqa: N802
         return network._values["inputs"][index]
 

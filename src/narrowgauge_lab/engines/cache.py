@@ -23,7 +23,7 @@ from narrowgauge_lab.engines.errors import EngineCacheError
 from narrowgauge_lab.engines.keys import CacheKey
 from narrowgauge_lab.errors import is_disk_full
 
-__all__ = ["CacheEntry", "CacheKey", "Cached", "EngineCache"]
+__all__ = ["CacheEntry", "CacheKey", "Cached", "EngineCache", "NothingKept"]
 
 _MAGIC = b"narrowgauge engine 1\n"
 _SUFFIX = ".engine"
@@ -184,6 +184,28 @@ class EngineCache:
                 differing = _differences(header["here"], dict(key.here))
                 found.append((len(differing), f"not used: {path.name}, made with {differing[0]}"))
         return min(found)[1] if found else ""
+
+
+class NothingKept(EngineCache):
+    """Stands where nothing may be kept: it always builds, and its notes say why."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(Path(os.devnull))
+        self._why = why
+
+    def fetch(
+        self,
+        key: CacheKey,  # noqa: ARG002
+        build: Callable[[], bytes],
+        unusable: Callable[[bytes], str] = lambda _: "",  # noqa: ARG002
+    ) -> Cached:
+        return Cached(build(), False, "", f"not kept: {self._why}")
+
+    def get(self, key: CacheKey) -> CacheEntry:  # noqa: ARG002
+        return CacheEntry(None)
+
+    def put(self, key: CacheKey, payload: bytes) -> str:  # noqa: ARG002
+        return ""
 
 
 def _same_question(header: Mapping[str, Any], key: CacheKey) -> bool:

@@ -17,6 +17,7 @@ __all__ = [
     "EngineCacheError",
     "EngineClosedError",
     "EngineMissingError",
+    "HooksNotTakenError",
     "OperatorNotTakenError",
     "ShapeOutsideProfileError",
 ]
@@ -54,6 +55,18 @@ class OperatorNotTakenError(NotApplicableError):
             next_step="write the layer with another operator, or run the network by another engine",
         )
         self.engine, self.operator, self.layer = engine, operator, layer
+
+
+class HooksNotTakenError(NotApplicableError):
+    """The network has hooks, and the engine would leave them out."""
+
+    def __init__(self, engine: str, layer: str) -> None:
+        super().__init__(
+            f"{engine} does not run the hooks of {layer or 'the network itself'}",
+            why="it runs what it reads of the network's graph, in which they are not",
+            next_step="remove them (handle.remove()), or run the network by engine=eager",
+        )
+        self.engine, self.layer = engine, layer
 
 
 class ShapeOutsideProfileError(NarrowgaugeError):

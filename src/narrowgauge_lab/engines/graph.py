@@ -17,7 +17,7 @@ from narrowgauge_lab.engines.native import (
     float_refused,
     laid_out,
 )
-from narrowgauge_lab.graphs import CaptureError
+from narrowgauge_lab.graphs import capture_or_say
 from narrowgauge_lab.measure.probe import Observation, observe
 from narrowgauge_lab.transforms import fold_batch_norm
 
@@ -51,7 +51,11 @@ class CapturedCall(Generic[T]):
         return self._result
 
 
-def capture(call: Callable[[], T], device: torch.device, next_step: str = "") -> CapturedCall[T]:
+def capture(
+    call: Callable[[], T],
+    device: torch.device,
+    next_step: str = "engine=eager runs it launch by launch",
+) -> CapturedCall[T]:
     """`call`, which takes nothing and reads what it keeps itself, in a CUDA graph.
 
     The first calls are on the stream that captures: cuDNN and cuBLAS choose algorithms there.
@@ -77,16 +81,8 @@ def capture(call: Callable[[], T], device: torch.device, next_step: str = "") ->
         with torch.cuda.graph(graph, stream=stream):
             results.append(call())
 
-    try:
+    with capture_or_say("the network", next_step):
         observations = observe(captured)
-    except RuntimeError as error:
-        if "out of memory" in str(error):  # not the capture's fault; it has its own exit code
-            raise
-        raise CaptureError(
-            "the network could not be captured in a CUDA graph",
-            why=str(error).splitlines()[0],
-            next_step=next_step or "engine=eager runs it launch by launch",
-        ) from error
     pool_bytes = max(0, torch.cuda.memory_reserved(device) - before)
     return CapturedCall(graph, results[0], call, observations, pool_bytes)
 

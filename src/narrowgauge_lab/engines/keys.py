@@ -125,7 +125,8 @@ def _processor(path: Path = Path("/proc/cpuinfo")) -> Tuple[str, str]:
 
 def model_hash(model: nn.Module) -> str:
     """What `model` computes, its weights apart: its modules with their plain attributes, and its
-    code. The code is fx's where fx can trace it, and the classes' source where not."""
+    code. The code is fx's where fx can trace it, and the classes' source where not. Hooks may have
+    no part in it: the registry keeps nothing of a network that has any."""
     lines = [
         f"{name} {type(module).__module__}.{type(module).__qualname__} {_attributes(module)}"
         for name, module in model.named_modules()

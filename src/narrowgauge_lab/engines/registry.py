@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import time
 from typing import Dict
@@ -17,7 +18,9 @@ from narrowgauge_contract.errors import (
 )
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.engines.base import DTYPES, PRECISIONS, Engine, Preparation, Runner
+from narrowgauge_lab.engines.cache import NothingKept
 from narrowgauge_lab.engines.errors import EngineMissingError
+from narrowgauge_lab.engines.hooks import hooked
 from narrowgauge_lab.errors import CalibrationError
 
 __all__ = ["ENGINES", "engine", "missing", "prepare", "refuses", "require_here"]
@@ -37,6 +40,8 @@ _MODULES: Dict[str, str] = {
     "narrowgauge": "own.engine",
 }
 ENGINES = tuple(_MODULES)
+#: So many modules with hooks are named.
+_NAMED = 3
 
 
 def engine(name: str) -> Engine:
@@ -78,8 +83,9 @@ def prepare(name: str, model: nn.Module, example: torch.Tensor, wanted: Preparat
     """`model` made ready by an engine; its `build_seconds` are the time that this took.
 
     Raises EngineMissingError, NotApplicableError for a precision that it has not,
-    OperatorNotTakenError, EngineBuildError; UnknownNameError and BadValueError for what is asked
-    wrongly; and what says that memory ran out.
+    OperatorNotTakenError, HooksNotTakenError, EngineBuildError; UnknownNameError and BadValueError
+    for what is asked wrongly; and what says that memory ran out. Nothing is kept of a network with
+    hooks: no key can tell what a function does.
     """
     chosen = engine(name)
     _check(model, example, wanted)
@@ -92,6 +98,10 @@ def prepare(name: str, model: nn.Module, example: torch.Tensor, wanted: Preparat
             f"{name} does not run {wanted.precision} on {wanted.device.type}", why=refused
         )
     chosen.chosen(wanted)
+    hooks = hooked(model)
+    if hooks and wanted.cache is not None:
+        where = ", ".join(each or "the network itself" for each in hooks[:_NAMED])
+        wanted = dataclasses.replace(wanted, cache=NothingKept(f"there are hooks, of {where}"))
     begin = time.perf_counter()
     with torch_compat.tf32_set_to(wanted.precision == "tf32"):
         runner = chosen.prepare(model, example, wanted)

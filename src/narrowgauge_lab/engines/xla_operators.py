@@ -15,6 +15,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from narrowgauge_lab.engines.errors import EngineBuildError, OperatorNotTakenError
+from narrowgauge_lab.engines.hooks import require_none
 
 __all__ = ["Library", "translate"]
 
@@ -36,9 +37,10 @@ Operation = Callable[..., Any]
 def translate(model: nn.Module, library: Library) -> Callable[[Mapping[str, Any], Any], Any]:
     """A function of (weights by their names in `model`, images) that computes what `model` does.
 
-    Raises OperatorNotTakenError, which names the layer; EngineBuildError where torch.fx cannot read
-    the network.
+    Raises OperatorNotTakenError and HooksNotTakenError, which name the layer, and EngineBuildError
+    where torch.fx cannot read the network.
     """
+    require_none("xla", "", model)
     try:
         graph = fx.Tracer().trace(model)
     # What it cannot follow it refuses with all sorts of errors, the forward's own among them.
@@ -77,6 +79,7 @@ def _operation(node: fx.Node, modules: Mapping[str, nn.Module]) -> Operation:
         return _nothing
     if node.op == "call_module":
         layer = modules[str(node.target)]
+        require_none("xla", str(node.target), layer)
         make = _MODULES.get(type(layer))
         found = make(str(node.target), layer) if make else None
         what = type(layer).__name__

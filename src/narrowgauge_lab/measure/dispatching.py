@@ -14,6 +14,10 @@ __all__ = ["Dispatched", "graphs_given_to_compiler"]
 
 Note = Callable[[Use], None]
 
+#: What TorchScript's passes ask of constants. A tensor that is a number comes here as the number,
+#: which these do not take back.
+_OF_CONSTANTS = ("aten::equal", "aten::_local_scalar_dense")
+
 
 class Dispatched(TorchDispatchMode):
     """Gives every operator of the table to `note` and changes nothing."""
@@ -46,6 +50,8 @@ class Dispatched(TorchDispatchMode):
                 result = func.decompose(*args, **given)
             if result is not NotImplemented:
                 return result
+        if name in _OF_CONSTANTS:
+            args = tuple(map(torch.as_tensor, args))
         result = func(*args, **given)
         if rule is not None:
             made = Invocation(name, _operands(args), _operands(result))

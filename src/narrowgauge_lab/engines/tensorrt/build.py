@@ -132,11 +132,15 @@ def _check_device(builder: Any, settings: Settings) -> None:
 
 
 def _set_input_type(trt: Any, network: Any, dtype: torch.dtype) -> None:
-    """A weakly typed network computes in what it likes; its input is what it is said to be."""
+    """A weakly typed network computes in what it likes; its inputs are what they are said to be."""
     types = {each: name for name, each in data_types(trt).items()}
-    source = network.get_input(0)
-    if source.dtype != types[dtype]:
-        source.dtype = types[dtype]
+    for source in _inputs(network):
+        if source.dtype != types[dtype]:
+            source.dtype = types[dtype]
+
+
+def _inputs(network: Any) -> List[Any]:
+    return [network.get_input(number) for number in range(network.num_inputs)]
 
 
 def _configure(trt: Any, features: Features, config: Any, settings: Settings) -> None:
@@ -167,9 +171,12 @@ def _add_profile(builder: Any, config: Any, network: Any, profile: Profile) -> N
 
 
 def _profile(builder: Any, network: Any, profile: Profile, sizes: Sequence[int]) -> Any:
+    """The first input's images are the profile's; others have their own, and as many of them."""
     made = builder.create_optimization_profile()
-    least, best, most = ((size, *profile.image) for size in sizes)
-    made.set_shape(network.get_input(0).name, least, best, most)
+    for number, source in enumerate(_inputs(network)):
+        image = tuple(source.shape)[1:] if number else profile.image
+        least, best, most = ((size, *image) for size in sizes)
+        made.set_shape(source.name, least, best, most)
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional
@@ -15,9 +16,15 @@ from narrowgauge_lab.engines import onnx_export
 from narrowgauge_lab.engines.base import Engine, Preparation
 from narrowgauge_lab.engines.keys import CacheKey, cache_key
 from narrowgauge_lab.engines.tensorrt import library as libraries
+from narrowgauge_lab.engines.tensorrt.build import make_builder
 from narrowgauge_lab.engines.tensorrt.calibrator import check_images
 from narrowgauge_lab.engines.tensorrt.library import Library
-from narrowgauge_lab.engines.tensorrt.network import ConvolutionSpec, define_convolution, parse
+from narrowgauge_lab.engines.tensorrt.network import (
+    ConvolutionSpec,
+    Definition,
+    define_convolution,
+    parse,
+)
 from narrowgauge_lab.engines.tensorrt.preparing import Job, prepared
 from narrowgauge_lab.engines.tensorrt.refit import Trained
 from narrowgauge_lab.engines.tensorrt.runner import TensorRTRunner
@@ -26,6 +33,9 @@ from narrowgauge_lab.quant.calibration import QuantConfig
 from narrowgauge_lab.transforms import fold_batch_norm
 
 __all__ = ["TensorRTEngine"]
+
+#: Makes a network with a library, a builder, and whether types are strong.
+Define = Callable[[Library, Any, bool], Definition]
 
 
 class TensorRTEngine(Engine):
@@ -92,7 +102,7 @@ class TensorRTEngine(Engine):
         example = torch.empty(wanted.batches[1], spec.inputs, *spec.image, dtype=dtype)
         profile = wanted.profile(example)
         settings = settings_for(library.features, wanted.precision, options, profile)
-        key = _key(library, _Convolution(spec), example, wanted, options)
+        key = _key(library, _Sizes(repr(spec)), example, wanted, options)
 
         def define(builder: Any) -> Any:
             return define_convolution(library, builder, spec, weights, settings.strong)
@@ -102,6 +112,32 @@ class TensorRTEngine(Engine):
         if runner.from_cache:
             runner.refit(weights)
         return runner
+
+    def prepare_network(
+        self, sizes: str, define: Define, example: torch.Tensor, wanted: Preparation
+    ) -> TensorRTRunner:
+        """A network that `define` makes, given the library, a builder, and whether types are
+        strong; its first input, by name, is like `example`. `sizes` says all that it depends on.
+
+        Raises what `prepare` raises.
+        """
+        library = self._open()
+        if wanted.precision == "int8":
+            raise NotApplicableError("a network defined directly has no int8")
+        options = self.chosen(wanted)
+        profile = wanted.profile(example)
+        settings = settings_for(library.features, wanted.precision, options, profile)
+        key = _key(library, _Sizes(sizes), example, wanted, options)
+
+        def made(builder: Any) -> Definition:
+            return define(library, builder, settings.strong)
+
+        return prepared(Job(library, made, settings, profile, wanted, key))
+
+    def dla_cores(self, device: torch.device) -> int:
+        """How many DLA cores the device has. Raises EngineBuildError without a usable device."""
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            return int(make_builder(self._open()).num_DLA_cores)
 
 
 def _key(
@@ -118,12 +154,16 @@ def _key(
     return cache_key("tensorrt", versions, model, example, wanted, options)
 
 
-class _Convolution(nn.Module):
-    """What an engine of one convolution is kept under: its sizes, and no weights."""
+class _Sizes(nn.Module):
+    """What an engine of a network defined directly is kept under: its sizes, and no weights."""
 
-    def __init__(self, spec: ConvolutionSpec) -> None:
+    def __init__(self, sizes: str) -> None:
         super().__init__()
-        self.sizes = repr(spec)
+        self.sizes = sizes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Nothing, which fx can follow: else the class's source would be looked up each time."""
+        return x
 
 
 def _of_convolution(

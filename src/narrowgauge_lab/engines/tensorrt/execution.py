@@ -98,21 +98,25 @@ class _ByName:
     def __init__(self, library: Library, engine: Any, context: Any) -> None:
         modes = library.trt.TensorIOMode
         names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
-        by_mode = {engine.get_tensor_mode(name): name for name in names}
-        self.source, self.result = by_mode[modes.INPUT], by_mode[modes.OUTPUT]
-        self.input_type = engine.get_tensor_dtype(self.source)
+        # In the order of their names, which is the callers' to choose.
+        self.sources = sorted(n for n in names if engine.get_tensor_mode(n) == modes.INPUT)
+        self.result = next(n for n in names if engine.get_tensor_mode(n) == modes.OUTPUT)
+        self._images = [tuple(engine.get_tensor_shape(n))[1:] for n in self.sources[1:]]
+        self.input_type = engine.get_tensor_dtype(self.sources[0])
         self.output_type = engine.get_tensor_dtype(self.result)
         self._context = context
 
     def reshape(self, shape: Sequence[int]) -> Optional[Tuple[int, ...]]:
-        if not self._context.set_input_shape(self.source, tuple(shape)):
-            return None
+        shapes = [tuple(shape), *((shape[0], *image) for image in self._images)]
+        for name, each in zip(self.sources, shapes):
+            if not self._context.set_input_shape(name, each):
+                return None
         return tuple(self._context.get_tensor_shape(self.result))
 
-    def enqueue(self, x: int, y: int, stream: int) -> bool:
+    def enqueue(self, inputs: Sequence[int], y: int, stream: int) -> bool:
+        where = zip((*self.sources, self.result), (*inputs, y))
         return bool(
-            self._context.set_tensor_address(self.source, x)
-            and self._context.set_tensor_address(self.result, y)
+            all(self._context.set_tensor_address(name, address) for name, address in where)
             and self._context.execute_async_v3(stream)
         )
 
@@ -122,20 +126,25 @@ class _ByIndex:
 
     def __init__(self, _library: Library, engine: Any, context: Any) -> None:
         indices = range(engine.num_bindings)
-        self.source = next(i for i in indices if engine.binding_is_input(i))
+        inputs = (i for i in indices if engine.binding_is_input(i))
+        self.sources = sorted(inputs, key=engine.get_binding_name)
         self.result = next(i for i in indices if not engine.binding_is_input(i))
-        self.input_type = engine.get_binding_dtype(self.source)
+        self._images = [tuple(engine.get_binding_shape(i))[1:] for i in self.sources[1:]]
+        self.input_type = engine.get_binding_dtype(self.sources[0])
         self.output_type = engine.get_binding_dtype(self.result)
         self._context = context
         self._bindings = [0] * engine.num_bindings
 
     def reshape(self, shape: Sequence[int]) -> Optional[Tuple[int, ...]]:
-        if not self._context.set_binding_shape(self.source, tuple(shape)):
-            return None
+        shapes = [tuple(shape), *((shape[0], *image) for image in self._images)]
+        for index, each in zip(self.sources, shapes):
+            if not self._context.set_binding_shape(index, each):
+                return None
         return tuple(self._context.get_binding_shape(self.result))
 
-    def enqueue(self, x: int, y: int, stream: int) -> bool:
-        self._bindings[self.source], self._bindings[self.result] = x, y
+    def enqueue(self, inputs: Sequence[int], y: int, stream: int) -> bool:
+        for index, address in zip((*self.sources, self.result), (*inputs, y)):
+            self._bindings[index] = address
         return bool(self._context.execute_async_v2(self._bindings, stream))
 
 
@@ -159,7 +168,7 @@ class Calls:
             raise EngineRunError(f"the engine's input and output are of {types}")
 
     def shape_of(self, shape: Sequence[int]) -> Tuple[int, ...]:
-        """The output's shape for an input's."""
+        """The output's shape for the first input's; others have as many images as that."""
         shape = tuple(shape)
         if shape != self._shape:
             result = self._way.reshape(shape)
@@ -168,10 +177,11 @@ class Calls:
             self._shape, self._result = shape, result
         return self._result
 
-    def call(self, x: torch.Tensor, y: torch.Tensor, stream: int) -> None:
-        """Queue one call behind what is on the stream; `x` and `y` are contiguous."""
-        self.shape_of(x.shape)
-        if not self._way.enqueue(x.data_ptr(), y.data_ptr(), stream):
+    def call(self, inputs: Sequence[torch.Tensor], y: torch.Tensor, stream: int) -> None:
+        """Queue one call behind what is on the stream; inputs, in the order of their names, and `y`
+        are contiguous."""
+        self.shape_of(inputs[0].shape)
+        if not self._way.enqueue([x.data_ptr() for x in inputs], y.data_ptr(), stream):
             raise self._failure("TensorRT did not run the engine")
 
     def _failure(self, what: str) -> Exception:

@@ -74,16 +74,20 @@ class TensorRTRunner(Runner):
             shape = calls.shape_of((max(1, profile.most), *profile.image))
             return torch.empty(shape, dtype=calls.output_dtype, device=self._device)
 
-    def run(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device != self._output.device:
-            raise BadValueError(f"the input is on {x.device}, the engine on {self._output.device}")
-        y = self._output[: x.shape[0]]
-        if x.shape[0]:
-            x = x.contiguous()
-            if x.data_ptr() % _ALIGNMENT:
-                x = x.clone()
-            with self._queue.entered() as stream:
-                self._loaded.calls.call(x, y, stream)
+    def run(self, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        """`more`: the further inputs of an engine that has them, in the order of their names, each
+        with as many images as `x`."""
+        for each in (x, *more):
+            if each.device != self._output.device:
+                where = f"on {each.device}, the engine on {self._output.device}"
+                raise BadValueError(f"the input is {where}")
+        if not x.shape[0]:
+            return self._output[:0]
+        inputs = [_aligned(each) for each in (x, *more)]
+        # A sum over the images has as many rows as it has, however many images there are.
+        y = self._output[: self._loaded.calls.shape_of(x.shape)[0]]
+        with self._queue.entered() as stream:
+            self._loaded.calls.call(inputs, y, stream)
         return y
 
     def layers(self) -> Tuple[LayerFact, ...]:
@@ -111,6 +115,11 @@ class TensorRTRunner(Runner):
         on the device are in it too."""
         held = self._open().held
         return None if held is None else held + self._output.numel() * self._output.element_size()
+
+    @property
+    def refits_on_device(self) -> bool:
+        """Whether weights in device memory are taken from there."""
+        return self._library.features.stream_refit
 
     @property
     def weight_names(self) -> Tuple[str, ...]:
@@ -167,3 +176,8 @@ class TensorRTRunner(Runner):
             CORES.give_back(self._dla, taken)
         for name in ("_refit", "_loaded", "_output"):
             vars(self).pop(name, None)
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % _ALIGNMENT else x

@@ -17,6 +17,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from narrowgauge_lab.engines.base import LayerFact
+from narrowgauge_lab.engines.hooks import has_hooks, require_none
 from narrowgauge_lab.engines.own.cpu.onednn import (
     Activation,
     FusedConv,
@@ -78,8 +79,10 @@ def fuse(model: nn.Module, example: torch.Tensor, *, linear: bool) -> Fusion:
     """`model` (eval, BatchNorm folded, of the example's dtype; not changed, its weights shared),
     fused for inputs like `example`; `linear`: its Linear layers as well.
 
-    Raises what torch.fx raises where it cannot trace the model.
+    Raises what torch.fx raises where it cannot trace the model, and HooksNotTakenError for hooks of
+    the network itself, which are no part of its graph.
     """
+    require_none("the fused form", "", model)
     network = fx.symbolic_trace(model)
     rewriting = _Rewriting(network, _shapes(network, example), example)
     rewriting.drop_identities()
@@ -143,7 +146,7 @@ class _Rewriting:
     def drop_identities(self) -> None:
         """Take out what does nothing in eval mode."""
         for node in list(self.graph.nodes):
-            kind = type(self.module(node))
+            kind = type(self.plain(node))
             if kind in (nn.Identity, nn.Dropout, nn.Dropout2d) and len(node.args) == 1:
                 node.replace_all_uses_with(node.args[0])
                 self.graph.erase_node(node)
@@ -168,7 +171,7 @@ class _Rewriting:
         """What the layer of `node` can take with it; None where it stays as it is."""
         module = self.module(node)
         if type(module) is nn.Linear and linear:
-            why = works("linear", "none", self.dtype)
+            why = "it has hooks" if has_hooks(module) else works("linear", "none", self.dtype)
             if why:
                 self.left[node] = why
                 return None
@@ -176,6 +179,8 @@ class _Rewriting:
         if not isinstance(module, nn.Conv2d):
             return None
         why = conv_obstacle(module) or works("conv", "none", self.dtype)
+        if has_hooks(module):
+            why = "it has hooks"
         if len(node.args) != 1 or node.kwargs:
             why = why or "it is called in an unusual way"
         if why:
@@ -220,7 +225,7 @@ class _Rewriting:
         return other
 
     def activation(self, node: fx.Node) -> Optional[Activation]:
-        module = self.module(node)
+        module = self.plain(node)
         if type(module) is nn.ReLU:
             return _RELU
         if type(module) in (nn.ReLU6, nn.Hardtanh):
@@ -280,17 +285,22 @@ class _Rewriting:
 
     def is_last_reader(self, node: fx.Node, other: fx.Node, order: Dict[fx.Node, int]) -> bool:
         """Whether `node` may write over `other`: nobody reads that memory afterwards."""
-        fresh = other in self.fused or type(self.module(other)) in _FRESH
+        fresh = other in self.fused or type(self.plain(other)) in _FRESH
         if not fresh or other is node.args[0]:
             return False
         readers = [each for each in other.users if each is not node]
         return all(
-            order[each] < order[node] and (each in self.fused or type(self.module(each)) in _FRESH)
+            order[each] < order[node] and (each in self.fused or type(self.plain(each)) in _FRESH)
             for each in readers
         )
 
     def module(self, node: fx.Node) -> Optional[nn.Module]:
         return self.modules.get(node.target) if node.op == "call_module" else None
+
+    def plain(self, node: fx.Node) -> Optional[nn.Module]:
+        """Its module, unless that has hooks: then it does more than its class says."""
+        module = self.module(node)
+        return None if module is None or has_hooks(module) else module
 
     def facts(self) -> Tuple[LayerFact, ...]:
         """One for each node that computes."""

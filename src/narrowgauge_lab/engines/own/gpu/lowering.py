@@ -8,6 +8,7 @@ import torch
 from torch import fx, nn
 
 from narrowgauge_contract.errors import NotApplicableError
+from narrowgauge_lab.engines.hooks import has_hooks
 from narrowgauge_lab.engines.own.gpu.riding import pair, ride
 from narrowgauge_lab.engines.own.gpu.steps import (
     AffineStep,
@@ -23,7 +24,6 @@ from narrowgauge_lab.engines.own.gpu.tracing import (
     ADDITIONS,
     IN_PLACE,
     first,
-    has_hooks,
     shares,
     trace,
     writes_over,

@@ -9,9 +9,10 @@ from typing import Any, Callable, Dict, List, Mapping
 import torch
 from torch import fx, nn
 
+from narrowgauge_lab.engines.hooks import require_none
 from narrowgauge_lab.transforms import fold_batch_norm
 
-__all__ = ["ADDITIONS", "IN_PLACE", "first", "has_hooks", "shares", "trace", "writes_over"]
+__all__ = ["ADDITIONS", "IN_PLACE", "first", "shares", "trace", "writes_over"]
 
 #: What `a += b` and the like are where they make a new tensor.
 IN_PLACE: Dict[Any, Callable[[Any, Any], Any]] = {
@@ -32,7 +33,10 @@ _SHARING = (
 
 
 def trace(model: nn.Module) -> fx.GraphModule:
-    """The network's graph with every batch norm folded into the convolution before it."""
+    """The network's graph with every batch norm folded into the convolution before it. Hooks of its
+    modules are in it, or run with them; raises HooksNotTakenError for hooks of the network itself,
+    which would be lost."""
+    require_none("narrowgauge", "", model)
     folded = fold_batch_norm(model)
     graph = _Tracer().trace(folded)
     for node in graph.nodes:
@@ -128,11 +132,6 @@ def writes_over(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
         return False  # what is not written in Python says so in its name
     given = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
     return given.get("inplace") is True
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether more happens in it than its class says."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def first(node: fx.Node) -> fx.Node:
