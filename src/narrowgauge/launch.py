@@ -35,6 +35,7 @@ from narrowgauge.plan import (
     cache_volume,
     plan_container,
     plan_jobs,
+    read_request,
 )
 from narrowgauge.progress import Reporter
 from narrowgauge.recording import StartFacts
@@ -118,7 +119,7 @@ def choose(
     if executor not in EXECUTORS:
         raise UnknownNameError("executor", executor, EXECUTORS)
     spec = load_experiment(world.checkout.experiments, request.experiment)
-    jobs = plan_jobs(spec, request, NATIVE)
+    jobs = plan_jobs(spec, read_request(spec, request), NATIVE)
     targets = load_targets(world.checkout.targets_file)
     if executor == "native":
         target = pick_target(targets, world.host, on) if on is not None else None

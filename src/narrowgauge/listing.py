@@ -11,6 +11,7 @@ from narrowgauge.machine import Host
 from narrowgauge.selection import working_targets
 from narrowgauge.store import RunFolder
 from narrowgauge.targets import Target
+from narrowgauge_contract.placement import BUILTIN, NO_PLAN
 from narrowgauge_contract.record import Record
 from narrowgauge_contract.spec import PROFILE_PARAMETER, ExperimentSpec, Profile
 
@@ -46,6 +47,9 @@ def print_listing(
     console.print(table)
     choices = "|".join(PROFILE_PARAMETER.choices)
     console.print(f"\nevery experiment takes -p {PROFILE_PARAMETER.name}={choices}")
+    plans = _plans(specs)
+    if plans:
+        console.print(plans)
     console.print()
     table = Table("target", "what", "here", box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     for target in targets.values():
@@ -81,6 +85,7 @@ def _experiment(spec: ExperimentSpec, targets: Mapping[str, Target]) -> dict[str
                 "default": p.default,
                 "axis": p.axis,
                 "help": p.help,
+                "choices": list(p.choices),
                 "aliases": list(p.aliases),
             }
             for name, p in (*spec.parameters.items(), (PROFILE_PARAMETER.name, PROFILE_PARAMETER))
@@ -91,6 +96,20 @@ def _experiment(spec: ExperimentSpec, targets: Mapping[str, Target]) -> dict[str
         },
         "targets": working_targets(spec, targets),
     }
+
+
+def _plans(specs: Sequence[ExperimentSpec]) -> str:
+    """Which experiments take a placement plan, and what there is; empty where none does."""
+    takers = [
+        f"{spec.id} -p {name}=PLAN"
+        for spec in specs
+        for name, parameter in spec.parameters.items()
+        if parameter.type == "plan"
+    ]
+    if not takers:
+        return ""
+    known = ", ".join((*BUILTIN, NO_PLAN))
+    return f"{', '.join(takers)}: a TOML file, or {known} (narrowgauge placement list)"
 
 
 def _cost(profile: Profile) -> str:

@@ -1,10 +1,12 @@
-"""From a target, an experiment and parameters to Jobs and containers. Pure; touches no engine."""
+"""From a target, an experiment and parameters to Jobs and containers. Touches no engine, and is
+pure but for `read_request`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from narrowgauge.container import (
@@ -17,6 +19,7 @@ from narrowgauge.container import (
 )
 from narrowgauge.targets import Accelerator, Target
 from narrowgauge_contract.job import Job, parse_overrides, resolve_all
+from narrowgauge_contract.placement_files import read_plans
 from narrowgauge_contract.spec import ExperimentSpec
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "plan_jobs",
     "plan_notebook",
     "plan_shell",
+    "read_request",
 ]
 
 #: Where JupyterLab listens inside its container.
@@ -47,12 +51,16 @@ _ENVIRONMENT = (("HOME", "/cache"), ("LOGNAME", "narrowgauge"), ("USER", "narrow
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a user asked for, before it is resolved. `parameters` are `name=value[,value]` words."""
+    """What a user asked for, before it is resolved. `parameters` are `name=value[,value]` words.
+
+    `plans`: the placement plans that were read from files (`read_request`), by their values.
+    """
 
     experiment: str
     profile: str
     parameters: tuple[str, ...]
     seed: int
+    plans: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,13 @@ class NotebookServer:
         return f"http://127.0.0.1:{self.port}/lab{tree}?token={self.token}"
 
 
+def read_request(spec: ExperimentSpec, request: JobRequest) -> JobRequest:
+    """The request with every file of a placement plan read, relative to the current folder: no
+    container needs to see it. The one thing here that reads. Raises PlanFileError."""
+    read = read_plans(spec, request.parameters, Path())
+    return replace(request, parameters=read.words, plans=read.documents)
+
+
 def plan_jobs(
     spec: ExperimentSpec, request: JobRequest, target: str, run_ids: Sequence[str] = ()
 ) -> tuple[Job, ...]:
@@ -106,6 +121,7 @@ def plan_jobs(
         target=target,
         seed=request.seed,
         run_ids=run_ids,
+        plans=request.plans,
     )
 
 

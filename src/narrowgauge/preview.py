@@ -18,6 +18,7 @@ from narrowgauge.plan import (
     lab_arguments,
     plan_container,
     plan_jobs,
+    read_request,
 )
 from narrowgauge.selection import check_experiment, pick_target
 from narrowgauge.targets import Target, load_targets
@@ -49,7 +50,7 @@ def preview(
         raise UnknownNameError("executor", executor, EXECUTORS)
     spec = load_experiment(world.checkout.experiments, request.experiment)
     targets = load_targets(world.checkout.targets_file)
-    jobs = plan_jobs(spec, request, NATIVE)
+    jobs = plan_jobs(spec, read_request(spec, request), NATIVE)
     if executor == "native":
         named = pick_target(targets, world.host, on) if on is not None else None
         check_experiment(spec, None, targets, world.host)

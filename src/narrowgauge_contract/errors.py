@@ -21,6 +21,7 @@ __all__ = [
     "ExperimentFileError",
     "NarrowgaugeError",
     "NotApplicableError",
+    "PlanFileError",
     "SkippedError",
     "UnknownNameError",
     "UsageError",
@@ -109,6 +110,12 @@ class BadValueError(UsageError):
 
 class ExperimentFileError(NarrowgaugeError):
     """An experiment.toml does not say what it must, or says something unknown."""
+
+    exit_code = ExitCode.USAGE
+
+
+class PlanFileError(NarrowgaugeError):
+    """A placement plan does not say what it must, or says something unknown or impossible."""
 
     exit_code = ExitCode.USAGE
 

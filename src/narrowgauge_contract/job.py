@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from narrowgauge_contract.codec import decode, read_json
+from narrowgauge_contract.data_needs import sets_where
 from narrowgauge_contract.errors import (
     BadValueError,
     DamagedRecordError,
     UnknownNameError,
     UsageError,
 )
+from narrowgauge_contract.placement import BUILTIN, NO_PLAN
 from narrowgauge_contract.spec import (
     PROFILE_PARAMETER,
     PROFILES,
@@ -59,7 +61,10 @@ class RowPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One run. `parameters` holds every parameter, as a list where it makes rows."""
+    """One run. `parameters` holds every parameter, as a list where it makes rows.
+
+    `plan`: by the values of its parameters of type `plan`, the placement plans' documents.
+    """
 
     format: int
     run_id: str
@@ -124,10 +129,12 @@ def resolve_all(
     target: str,
     seed: int,
     run_ids: Sequence[str] = (),
+    plans: Optional[Mapping[str, Any]] = None,
 ) -> Tuple[Job, ...]:
     """Every run that the overrides ask for: lists along `run` multiply runs. Pure given `run_ids`.
 
-    Where fewer run ids are given than there are runs, new ones are made.
+    Where fewer run ids are given than there are runs, new ones are made. `plans`: by their values,
+    documents of placement plans that are not built in, or are to be used instead.
     """
     values = _values(spec, overrides, profile)
     run_names = [name for name in values if spec.parameter(name).axis == "run"]
@@ -135,7 +142,8 @@ def resolve_all(
     for choice in itertools.product(*(values[name] for name in run_names)):
         fixed = {**values, **{name: (value,) for name, value in zip(run_names, choice)}}
         run_id = run_ids[len(jobs)] if len(jobs) < len(run_ids) else new_run_id(spec.id)
-        jobs.append(_job(spec, fixed, profile, target, seed, run_id))
+        job = _job(spec, fixed, profile, target, seed, run_id)
+        jobs.append(dataclasses.replace(job, plan=_plans(spec, fixed, plans or {})))
     return tuple(jobs)
 
 
@@ -147,9 +155,12 @@ def resolve(
     target: str,
     seed: int,
     run_id: str,
+    plans: Optional[Mapping[str, Any]] = None,
 ) -> Job:
     """The one Job that the overrides ask for; UsageError where they ask for several runs."""
-    jobs = resolve_all(spec, overrides, profile=profile, target=target, seed=seed, run_ids=[run_id])
+    jobs = resolve_all(
+        spec, overrides, profile=profile, target=target, seed=seed, run_ids=[run_id], plans=plans
+    )
     if len(jobs) != 1:
         raise UsageError(
             f"these parameters make {len(jobs)} runs, not one",
@@ -234,6 +245,26 @@ def _one_or_list(parameter: Parameter, listed: Tuple[Scalar, ...]) -> Any:
     return listed[0] if parameter.axis == "run" or len(listed) == 1 else list(listed)
 
 
+def _plans(
+    spec: ExperimentSpec, values: Mapping[str, Tuple[Scalar, ...]], given: Mapping[str, Any]
+) -> Optional[Dict[str, Any]]:
+    """The documents of every placement plan that a row has; None where none has one."""
+    found: Dict[str, Any] = {}
+    for name in values:
+        parameter = spec.parameter(name)
+        wanted = [str(each) for each in values[name] if each != NO_PLAN]
+        for value in wanted if parameter.type == "plan" else ():
+            document = given.get(value, BUILTIN.get(value))
+            if document is None:
+                raise BadValueError(
+                    f"parameter '{name}' asks for the placement plan '{value}', which is not here",
+                    why="that is what a run calls a plan that it read from a file",
+                    next_step=parameter.declaration(),
+                )
+            found[value] = document
+    return found or None
+
+
 def _data_sets(
     spec: ExperimentSpec, values: Mapping[str, Tuple[Scalar, ...]]
 ) -> Tuple[Tuple[str, ...], bool]:
@@ -243,7 +274,5 @@ def _data_sets(
         chosen = [str(value) for value in values[spec.data_parameter]]
         synthetic = SYNTHETIC in chosen
         names += [name for name in chosen if name != SYNTHETIC]
-    for parameter, sets in spec.data_where.items():
-        for value in values[parameter]:
-            names += sets.get(str(value), ())
+    names += sets_where(spec.data_where, values)
     return tuple(dict.fromkeys(names)), synthetic

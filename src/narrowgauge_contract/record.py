@@ -29,6 +29,7 @@ from narrowgauge_contract.outcome import (
     SideFile,
     Status,
 )
+from narrowgauge_contract.placement import document_hash
 
 __all__ = [
     "HOST_NOTE_FORMAT",
@@ -203,6 +204,7 @@ class Record:
 MUST_AGREE = (
     "experiment",
     "parameters",
+    "plan",
     "target",
     "synthetic",
     "torch",
@@ -340,6 +342,8 @@ def _agreement_facts(record: Record) -> Dict[str, Any]:
     return {
         "experiment": record.experiment,
         "parameters": encode(record.parameters),
+        # A built-in plan keeps its name where a later version of ours says something else in it.
+        "plan": {name: document_hash(each)[:8] for name, each in (record.plan or {}).items()},
         "target": record.target,
         "synthetic": record.synthetic,
         "torch": inside.torch if inside else None,

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
+from narrowgauge_contract.data_needs import Where, parse_where
 from narrowgauge_contract.drawing import Drawing, parse_drawings
 from narrowgauge_contract.errors import (
     BadValueError,
@@ -19,6 +20,7 @@ from narrowgauge_contract.errors import (
     UnknownNameError,
     nearest,
 )
+from narrowgauge_contract.placement import BUILTIN, NO_PLAN, is_reference
 from narrowgauge_contract.summary import Summary, parse_summary
 from narrowgauge_contract.toml_checks import names_of, only, table_of, text_of
 
@@ -43,7 +45,7 @@ PROFILES = ("smoke", "short", "paper")
 #: How often each configuration is measured, as a fresh process each time, unless a profile says.
 REPEATS = {"smoke": 1, "short": 3, "paper": 10}
 _TABLES = ("experiment", "data", "requires", "parameters", "profiles", "draw", "summary")
-_TYPES = ("int", "float", "bool", "str", "choice")
+_TYPES = ("int", "float", "bool", "str", "choice", "plan")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Parameter:
     """One declared parameter. `minimum` and `maximum` are inclusive.
 
     `aliases` are names that a command line may use as well; everything is stored under `name`.
+    Of type `plan`, a value is the name of a built-in placement plan, `none`, or what
+    `placement.plan_value` calls a file's, which was read before (`placement_files.read_plans`).
     """
 
     name: str
@@ -68,6 +72,8 @@ class Parameter:
         """One line that tells a user what this parameter takes."""
         if self.type == "choice":
             kind = "one of " + ", ".join(self.choices)
+        elif self.type == "plan":
+            kind = f"a plan's TOML file, or one of {', '.join(self.choices)}"
         else:
             kind = self.type
             if self.minimum is not None:
@@ -95,11 +101,12 @@ class Parameter:
 
     def check(self, value: Any) -> Scalar:
         """Check a value that has a type already (from TOML); gives it, as float where declared."""
-        kinds = {"int": int, "float": (int, float), "bool": bool, "str": str, "choice": str}
+        kinds = {"int": int, "float": (int, float), "bool": bool}
         wrong_bool = isinstance(value, bool) and self.type != "bool"
-        if wrong_bool or not isinstance(value, kinds[self.type]):  # type: ignore[arg-type]
+        if wrong_bool or not isinstance(value, kinds.get(self.type, str)):  # type: ignore[arg-type]
             raise self._bad(value, f"not of type {self.type}")
-        if self.type == "choice" and value not in self.choices:
+        read = self.type == "plan" and is_reference(value)
+        if self.choices and value not in self.choices and not read:
             close = nearest(value, self.choices)
             raise self._bad(value, f"did you mean '{close}'?" if close else "not a known value")
         if self.type in ("int", "float"):
@@ -147,7 +154,7 @@ class Profile:
 class ExperimentSpec:
     """An experiment as declared. `source` is the parsed TOML, embedded in the Job as data.
 
-    `data_where`: by parameter and value, the sets that are read where the parameter has the value.
+    `data_where`: what is read besides `data_sets` where parameters have certain values.
     `closing`: the lines that the experiment has to say of a run, as `[summary]` declares them.
     `preload`: modules of torch that every row would import; the rows' parent does it once.
     """
@@ -166,7 +173,7 @@ class ExperimentSpec:
     closing: Optional[Summary]
     source: Dict[str, Any]
     preload: Tuple[str, ...] = ()
-    data_where: Dict[str, Dict[str, Tuple[str, ...]]] = dataclasses.field(default_factory=dict)
+    data_where: Where = dataclasses.field(default_factory=dict)
 
     def parameter(self, name: str) -> Parameter:
         """The parameter of that name or alias, `profile` included. Raises UnknownNameError."""
@@ -246,23 +253,8 @@ def parse_spec(document: Mapping[str, Any], where: str = "experiment.toml") -> E
         closing=_parse_closing(document, parameters, where),
         source=dict(document),
         preload=_preload(requires, f"{where} [requires]"),
-        data_where=_data_where(data, parameters, f"{where} [data"),
+        data_where=parse_where(data, parameters, f"{where} [data]"),
     )
-
-
-def _data_where(
-    data: Mapping[str, Any], parameters: Mapping[str, Parameter], where: str
-) -> Dict[str, Dict[str, Tuple[str, ...]]]:
-    """`[data.where.PARAMETER]`, of tables VALUE = ["set", …]; values are those of a choice."""
-    found: Dict[str, Dict[str, Tuple[str, ...]]] = {}
-    for name in table_of(data, "where", f"{where}]"):
-        if name not in parameters or parameters[name].type != "choice":
-            raise ExperimentFileError(f"{where}.where]: '{name}' is no parameter of type choice")
-        place = f"{where}.where.{name}]"
-        values = table_of(data["where"], name, place)
-        only(values, parameters[name].choices, place)
-        found[name] = {value: names_of(values, value, place) for value in values}
-    return found
 
 
 def _preload(requires: Mapping[str, Any], where: str) -> Tuple[str, ...]:
@@ -304,7 +296,7 @@ def _parse_parameter(name: str, body: Any, where: str) -> Parameter:
         default=body["default"],
         axis=body["axis"],
         help=body["help"],
-        choices=tuple(body.get("choices", ())),
+        choices=(*BUILTIN, NO_PLAN) if body["type"] == "plan" else tuple(body.get("choices", ())),
         minimum=body.get("min"),
         maximum=body.get("max"),
         unit=body.get("unit", ""),

@@ -18,7 +18,7 @@ from typing import List, Optional, Tuple
 from narrowgauge_contract.codec import dumps
 from narrowgauge_contract.errors import BadValueError, ExitCode, UsageError
 from narrowgauge_contract.job import load_job
-from narrowgauge_contract.outcome import Outcome, Status
+from narrowgauge_contract.outcome import Outcome, Status, why_nothing_measured
 from narrowgauge_contract.record import HostNote, load_host_note
 from narrowgauge_contract.spec import PROFILES
 from narrowgauge_contract.summary import summary_lines
@@ -101,7 +101,13 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     place.add_argument(
         "--results", type=Path, metavar="DIR", help="they go to EXPERIMENT/RUN-ID in here, made now"
     )
-    add("-p", "--parameter", action="append", metavar="NAME=VALUE", help="a comma list makes rows")
+    add(
+        "-p",
+        "--parameter",
+        action="append",
+        metavar="NAME=VALUE",
+        help="a comma list makes rows; a placement plan is a name that is built in, or a TOML file",
+    )
     add("--profile", choices=PROFILES, help="how much of it to do (default: short)")
     add("--seed", type=int, help="of the first repeat (default: 0)")
     add(
@@ -187,6 +193,10 @@ def _summarise(outcome: Outcome) -> None:
         for reason in row.validity.reasons:
             said = reason if row.status is Status.SKIPPED else f"INVALID: {reason}"
             say(f"row {row.index} {said}")
+    lacking = why_nothing_measured(outcome.rows)
+    if lacking and outcome.exit_code == ExitCode.NOT_APPLICABLE:
+        say(f"{outcome.run_id}: nothing could be measured here: {lacking}")
+        return
     valid = sum(row.validity.valid for row in outcome.rows)
     say(
         f"{outcome.run_id}: {outcome.status.value}, {valid} of {len(outcome.rows)} rows valid, "

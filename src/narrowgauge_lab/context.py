@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 from pathlib import Path
 from typing import (
     Any,
@@ -19,10 +21,11 @@ from typing import (
 import numpy as np
 import torch
 
-from narrowgauge_contract.errors import ExperimentFileError, UsageError
+from narrowgauge_contract.errors import DamagedRecordError, ExperimentFileError, UsageError
 from narrowgauge_contract.events import EventKind, EventLog
 from narrowgauge_contract.hashing import sha256_file
 from narrowgauge_contract.job import SYNTHETIC, RowPlan
+from narrowgauge_contract.placement import PlacementPlan, is_reference, parse_plan, plan_value
 from narrowgauge_lab.checkpoint import Checkpoints
 from narrowgauge_lab.data import FlatData, open_data, open_files, synthetic_data
 from narrowgauge_lab.spans import NoSpans, RecordedSpans, Spans
@@ -54,9 +57,10 @@ class RowContext:
         data_sets: Optional[Sequence[str]] = None,
         synthetic: bool = True,
         resume: bool = False,
+        plans: Optional[Mapping[str, Any]] = None,
     ) -> None:
         """`data_sets`: what the row may read (None: any); `synthetic`: whether made-up data was
-        asked for."""
+        asked for; `plans`: the Job's placement plans."""
         self.parameters: Mapping[str, Any] = dict(plan.parameters)
         self.seed = plan.seed
         self.repeat = plan.repeat
@@ -72,6 +76,7 @@ class RowContext:
         self._data_root = data_root
         self._data_sets = data_sets
         self._synthetic = synthetic
+        self._plans = dict(plans or {})
         self._metrics: Dict[str, Tuple[str, str]] = {}
         self._side_files: List[Path] = []
 
@@ -96,6 +101,28 @@ class RowContext:
         """
         self._require_declared(name)
         return open_files(name, self._data_root)
+
+    def plan(self, value: str) -> PlacementPlan:
+        """The placement plan that a parameter of type `plan` asks for by `value`, as the Job has
+        it: what its file says by now does not matter.
+
+        Raises UsageError where the Job has none, as for the value `none`; PlanFileError and
+        DamagedRecordError where somebody changed it there.
+        """
+        if value not in self._plans:
+            raise UsageError(
+                f"this run has no placement plan '{value}'",
+                why=f"it has: {', '.join(self._plans) or 'none'}",
+                next_step="a plan is the value of a parameter of type plan, and 'none' is no plan",
+            )
+        plan = parse_plan(self._plans[value], f"the run's plan '{value}'")
+        if is_reference(value) and plan_value(plan) != value:
+            raise DamagedRecordError(
+                f"the run's plan '{value}' is another",
+                why=f"what is there under that name is {plan_value(plan)}",
+                next_step="the job was changed after it was made; make it anew from the plan",
+            )
+        return plan
 
     def _require_declared(self, name: str) -> None:
         if self._data_sets is not None and name not in self._data_sets:
@@ -208,6 +235,16 @@ class RowContext:
         self._log.emit(
             EventKind.SIDE_FILE, self._index, path=name, sha256=sha256_file(path), bytes=size
         )
+
+    def for_rank(self, rank: int, device: torch.device, scratch: Path) -> RowContext:
+        """The row as one of several processes sees it that share it, each on its own device. Rank 0
+        speaks for all: what another records goes nowhere, and its side files to `scratch`."""
+        mine = copy.copy(self)
+        mine.device = device
+        if rank > 0:
+            mine.out = mine.folder = scratch
+            mine._log = EventLog(Path(os.devnull))
+        return mine
 
     def finish(self, *, complete: bool = True) -> None:
         """Record the side files. Whoever made the context calls it once, after `run`.

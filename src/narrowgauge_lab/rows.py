@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import signal
@@ -24,11 +23,10 @@ from narrowgauge_lab.console import complain, flush
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.errors import bytes_asked, describe
 from narrowgauge_lab.folder import last_words
+from narrowgauge_lab.forking import die_with
 from narrowgauge_lab.seeding import seed_everything
 
 __all__ = ["RowFunction", "Setting", "live_as_row"]
-
-_PR_SET_PDEATHSIG = 1
 
 RowFunction = Callable[[Any], None]
 
@@ -64,7 +62,7 @@ def live_as_row(
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, _stop)
-        _die_with(parent)
+        die_with(parent)
         _be_the_one_to_kill()
         faulthandler.enable(crash)
         code = _run_row(job, plan, log, setting)
@@ -125,6 +123,7 @@ def _measure(job: Job, plan: RowPlan, log: EventLog, setting: Setting) -> RowCon
         data_sets=job.data_sets,
         synthetic=job.synthetic,
         resume=setting.resume,
+        plans=job.plan,
     )
     complete = False
     try:
@@ -167,10 +166,3 @@ def _be_the_one_to_kill() -> None:
         Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
     except OSError:
         return  # a sandbox without it; the row is by far the larger process anyway
-
-
-def _die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies, however the parent dies."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the kernel was asked
-        os._exit(int(ExitCode.KILLED))

@@ -22,15 +22,23 @@ from narrowgauge_contract.job import (
     shard_rows,
 )
 from narrowgauge_contract.outcome import OUTCOME_FILE, ErrorInfo, Outcome, Status, load_outcome
+from narrowgauge_contract.placement_files import read_plans
 from narrowgauge_contract.record import RECORD_FILE, HostNote, Record, compose, write_record
 from narrowgauge_lab import experiments
 from narrowgauge_lab.errors import ResumeRefusedError, describe
 from narrowgauge_lab.folder import hold, last_words
+from narrowgauge_lab.ranks import refuse_torchrun
 from narrowgauge_lab.stopping import StopRequest
 
 __all__ = ["JOB_FILE", "Request", "record_killed", "run"]
 
 JOB_FILE = "job.json"
+#: Whoever gives a plan's file to `docker compose run` sees it lie there; the container does not.
+_PLAN_HINT = (
+    "in a container only what is mounted is there: "
+    "docker compose run -v $PWD/my.toml:/plan.toml:ro … -p plan=/plan.toml; "
+    "the launcher reads the file itself: narrowgauge run … -p plan=my.toml"
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,7 @@ def run(request: Request) -> Outcome:
     Raises NarrowgaugeError where there was nothing to run or no row could begin, and OSError where
     the outcome itself found no room.
     """
+    refuse_torchrun(request.env)
     stop = StopRequest()
     with stop.listening():
         folder = experiments.find_experiments(request.experiments, request.start)
@@ -129,13 +138,16 @@ def _decide(request: Request, folder: Path) -> Job:
     spec = experiments.find_spec(folder, request.experiment)
     begun = request.out / JOB_FILE
     before = load_job(begun) if request.resume and begun.is_file() else None
+    kept = (before.plan if before else None) or {}
+    read = read_plans(spec, request.parameters, request.start, kept=kept, hint=_PLAN_HINT)
     job = resolve(
         spec,
-        parse_overrides(spec, request.parameters),
+        parse_overrides(spec, read.words),
         profile=request.profile,
         target=request.target,
         seed=request.seed,
         run_id=before.run_id if before else new_run_id(spec.id),
+        plans={**kept, **read.documents},
     )
     job = job if request.shard is None else _shard(job, request.shard)
     if before is not None and job != before:
@@ -160,7 +172,7 @@ def _differences(before: Job, now: Job) -> Tuple[str, ...]:
     names = [field.name for field in dataclasses.fields(Job)]
     return tuple(
         f"its {name} is {getattr(before, name)!r}, not {getattr(now, name)!r}"
-        if name not in ("spec", "rows")
+        if name not in ("spec", "rows", "plan")
         else f"its {name} differ"
         for name in names
         if getattr(before, name) != getattr(now, name)

@@ -210,8 +210,33 @@ def test_sets_are_read_where_a_parameter_has_the_value_that_needs_them(
 
 
 @pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], ()),
+        (["data=cifar10"], ()),
+        (["precision=fp16"], ("pictures",)),
+        (["precision=fp16", "data=cifar10"], ("pictures", "labels")),
+        (["precision=fp16,bf16", "data=cifar10"], ("pictures", "labels", "others")),
+    ],
+)
+def test_sets_may_need_two_parameters(words: List[str], expected: Tuple[str, ...]) -> None:
+    fp16 = {"sets": ["pictures"], "where": {"data": {"cifar10": ["labels"]}}}
+    toy = _with_sets(precision={"fp16": fp16, "bf16": {"where": {"data": {"cifar10": ["others"]}}}})
+    overrides = parse_overrides(toy, words)
+    job = resolve(toy, overrides, profile="smoke", target="cpu", seed=0, run_id="r")
+
+    assert job.data_sets == expected
+    assert job.experiment_spec().data_where == toy.data_where
+
+
+@pytest.mark.parametrize(
     ("where", "message"),
     [
+        ({"precision": {"fp16": {"set": ["a"]}}}, "where.precision.fp16 has the unknown key 'set'"),
+        (
+            {"precision": {"fp16": {"where": {"width": {"8": ["a"]}}}}},
+            "where.precision.fp16 where: 'width' is no parameter of type choice",
+        ),
         ({"precison": {"fp16": ["a"]}}, "'precison' is no parameter of type choice"),
         ({"width": {"8": ["a"]}}, "'width' is no parameter of type choice"),
         ({"precision": {"fp61": ["a"]}}, "unknown key 'fp61'"),

@@ -55,13 +55,16 @@ class Rows:
         """The first row that the words ask for beside the quick ones; of words for one parameter
         the last one counts. What the row raises leaves it unfinished."""
         chosen = {word.partition("=")[0]: word for word in (*self.quick, *words)}
-        plan = self.job(*chosen.values()).rows[0]
+        job = self.job(*chosen.values())
+        plan = job.rows[0]
         out.mkdir(exist_ok=True)
         try:
             with EventLog(out / EVENTS_FILE) as log:
                 head = {"repeat": plan.repeat, "seed": plan.seed, "parameters": plan.parameters}
                 log.emit(EventKind.ROW_START, plan.index, **head)
-                ctx = RowContext(plan, log, out, device=device, profile="smoke", data_root=data)
+                ctx = RowContext(
+                    plan, log, out, device=device, profile="smoke", data_root=data, plans=job.plan
+                )
                 load_run(EXPERIMENTS, self.name)(ctx)
                 ctx.finish()
                 log.emit(EventKind.ROW_END, plan.index, status="complete", seconds=1.0, error=None)

@@ -37,6 +37,9 @@ narrowgauge images save TARGET --out --project
 narrowgauge images verify TARGET --project
 narrowgauge list --project --json
 narrowgauge notebook [EXPERIMENT] --on --port --write --results --data --project
+narrowgauge placement
+narrowgauge placement list --json
+narrowgauge placement show PLAN --toml --json
 narrowgauge plan EXPERIMENT --on --executor --profile -p/--parameter... --seed --results --data \
 --project --json
 narrowgauge results --experiment --status --limit --results --project --json
@@ -153,6 +156,7 @@ def _complete(shell_words: str, position: int) -> list[str]:
         ("narrowgauge run mnist -p prec", 4, "precision="),
         ("narrowgauge run mnist -p prof", 4, "profile="),
         ("narrowgauge attach late", 2, "latest"),
+        ("narrowgauge placement show hetero-in", 3, "hetero-int8"),
     ],
 )
 def test_the_shell_completes_names(words: str, position: int, offered: str) -> None:

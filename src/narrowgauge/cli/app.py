@@ -30,6 +30,7 @@ MODULES = {
     "narrowgauge.cli.images": ("images",),
     "narrowgauge.cli.doctor": ("doctor",),
     "narrowgauge.cli.notebook": ("notebook",),
+    "narrowgauge.cli.placement": ("placement",),
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from narrowgauge_contract.errors import NarrowgaugeError
 
-__all__ = ["experiments", "parameters", "profiles", "runs", "targets"]
+__all__ = ["experiments", "parameters", "placements", "profiles", "runs", "targets"]
 
 
 def experiments(incomplete: str) -> list[str]:
@@ -31,6 +31,13 @@ def targets(incomplete: str) -> list[str]:
     except NarrowgaugeError:
         return []
     return [name for name in names if name.startswith(incomplete)]
+
+
+def placements(incomplete: str) -> list[str]:
+    """Names of built-in placement plans."""
+    from narrowgauge_contract.placement import BUILTIN
+
+    return [name for name in BUILTIN if name.startswith(incomplete)]
 
 
 def profiles(incomplete: str) -> list[str]:

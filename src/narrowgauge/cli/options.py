@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from narrowgauge.cli import complete
+from narrowgauge_contract.placement_builtins import BUILTIN
 
 if TYPE_CHECKING:
     from narrowgauge.checkout import Checkout
@@ -84,7 +85,8 @@ Parameters = Annotated[
         "--parameter",
         metavar="NAME=VALUE[,VALUE]",
         help="Set a parameter; a list makes rows, or runs. Repeatable. Every experiment takes"
-        " profile=cprofile|torch|nsys.",
+        " profile=cprofile|torch|nsys; a placement plan is a TOML file, none, or one of "
+        f"{', '.join(BUILTIN)}.",
         autocompletion=complete.parameters,
     ),
 ]

@@ -1,0 +1,76 @@
+"""The placement plans that have names, as documents; `placement.parse_plan` reads them."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping
+
+__all__ = ["BUILTIN"]
+
+_TENSORS = ("input", "output", "grad_output", "grad_input")
+
+
+def _document(
+    name: str,
+    passes: Mapping[str, str],
+    transfer: Mapping[str, Any],
+    wire: Mapping[str, str],
+    elsewhere: str = "cpu",
+) -> Dict[str, Any]:
+    return {
+        "plan": {"name": name, "elsewhere": elsewhere, "stride_bug": False},
+        "passes": {each: dict(passes) for each in ("forward", "input_grad", "weight_grad")},
+        "transfer": {**transfer, "wire": {each: wire.get(each, "fp32") for each in _TENSORS}},
+        "layers": [],
+    }
+
+
+def _one_device(name: str, device: str, precision: str) -> Dict[str, Any]:
+    """Everything on one device: nothing travels, whatever the transfers say."""
+    passes = {"device": device, "precision": precision, "backend": "torch"}
+    return _document(name, passes, _BEST, {}, elsewhere=device)
+
+
+def _hetero(precision: str, wire: str) -> Dict[str, Any]:
+    """The convolution and linear passes on the accelerator and all else on the CPU."""
+    passes = {"device": "accelerator", "precision": precision, "backend": "torch"}
+    return _document(f"hetero-{precision}", passes, _BEST, dict.fromkeys(_TENSORS, wire))
+
+
+def _original(precision: str) -> Dict[str, Any]:
+    """As the original did it: its engines took the precision and gave fp32 back."""
+    passes = {"device": "accelerator", "precision": precision, "backend": "faithful"}
+    sent = {"input": precision, "grad_output": precision}
+    return _document(f"original-{precision}", passes, _AS_THE_ORIGINAL, sent)
+
+
+def _tensorrt(precision: str) -> Dict[str, Any]:
+    """One engine per layer and pass, refitted only where the weights changed."""
+    passes = {"device": "accelerator", "precision": precision, "backend": "tensorrt"}
+    return _document(f"tensorrt-{precision}", passes, _PER_CALL, {})
+
+
+_BEST = {"policy": "overlapped", "resident": True, "weights": "dirty", "pieces": 0}
+_AS_THE_ORIGINAL = {"policy": "pageable", "resident": False, "weights": "each-call", "pieces": 0}
+#: An engine takes its operands from the host at every call.
+_PER_CALL = {"policy": "pinned", "resident": False, "weights": "dirty", "pieces": 0}
+
+#: name -> document, in the form that `placement.plan_document` gives.
+BUILTIN: Dict[str, Dict[str, Any]] = {
+    document["plan"]["name"]: document
+    for document in (
+        _one_device("cpu", "cpu", "fp32"),
+        _one_device("accelerator", "accelerator", "fp32"),
+        _one_device("accelerator-tf32", "accelerator", "tf32"),
+        _one_device("accelerator-bf16", "accelerator", "bf16"),
+        _original("fp32"),
+        _original("fp16"),
+        _hetero("fp32", "fp32"),
+        _hetero("tf32", "fp32"),
+        _hetero("bf16", "bf16"),
+        _hetero("fp16", "fp16"),
+        _hetero("int8", "int8"),
+        _hetero("fp8", "int8"),
+        _tensorrt("fp32"),
+        _tensorrt("fp16"),
+    )
+}
