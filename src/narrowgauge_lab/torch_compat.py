@@ -17,11 +17,13 @@ __all__ = [
     "allow_tf32",
     "autocast",
     "autocast_dtypes",
+    "backward_id",
     "backward_is_visible",
     "capturing",
     "clear_cublas_workspaces",
     "compiled",
     "compiler_available",
+    "cpu_float32_is_strict",
     "free_memory",
     "generator_for",
     "graphs_available",
@@ -34,7 +36,11 @@ __all__ = [
     "profiling",
     "quantized_tensors",
     "refusing_compiled",
+    "reinterprets",
     "scaled_product",
+    "scaled_sum",
+    "set_stream",
+    "storage_bytes",
     "tf32_allowed",
     "tf32_set_to",
     "threads_may_change",
@@ -137,6 +143,18 @@ def tf32_allowed() -> Dict[str, bool]:
     }
 
 
+def cpu_float32_is_strict() -> bool:
+    """Whether oneDNN computes float32 in float32; since torch 1.12 it may be told to use less."""
+    if _matmul_precision() not in (None, "highest"):
+        return False
+    if not _per_operator_math():
+        return True
+    onednn = torch.backends.mkldnn
+    # "none": nothing was said of the operator, and then the word of all oneDNN counts.
+    words = {onednn.matmul.fp32_precision, onednn.conv.fp32_precision, onednn.fp32_precision}
+    return words <= {"ieee", "none"}
+
+
 @contextlib.contextmanager
 def tf32_set_to(allowed: bool) -> Iterator[None]:
     """`allow_tf32` for the length of a block; then all that it sets is as it was."""
@@ -186,6 +204,13 @@ def scaled_product(one: torch.Tensor, other: torch.Tensor, scale: torch.Tensor) 
     return torch._scaled_mm(
         one, other, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=True
     )
+
+
+def scaled_sum(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The product of two float8 matrices in float32, summed in full precision as far as it goes."""
+    ones = torch.ones((), device=one.device)
+    result = torch._scaled_mm(one, other, scale_a=ones, scale_b=ones, out_dtype=torch.float32)
+    return result[0] if isinstance(result, tuple) else result  # a pair before torch 2.5
 
 
 def free_memory(device: torch.device) -> int:
@@ -341,6 +366,11 @@ def backward_is_visible() -> bool:
     return hasattr(torch._C, "_current_graph_task_id")
 
 
+def backward_id() -> Optional[int]:
+    """Which backward pass this thread is inside of; None where torch cannot tell (before 2.0)."""
+    return int(torch._C._current_graph_task_id()) if backward_is_visible() else None
+
+
 def in_backward() -> bool:
     """Whether this thread is inside a backward pass, in a hook or a function's own backward."""
     return int(torch._C._current_graph_task_id()) != -1
@@ -355,3 +385,29 @@ def quantized_tensors() -> Iterator[None]:
             "ignore", message="torch.quantize_per_tensor, torch.quantize_per_channel and other"
         )
         yield
+
+
+def set_stream(stream: Any) -> None:
+    """Make a CUDA stream, and its device, the current one; nobody sets it back. torch 1.9 gave this
+    a name."""
+    if hasattr(torch.cuda, "set_stream"):
+        torch.cuda.set_stream(stream)
+    else:
+        torch._C._cuda_setStream(stream._cdata)
+
+
+def storage_bytes(tensor: torch.Tensor) -> int:
+    """The size of the memory that a tensor is a part, or the whole, of. torch 2.0 renamed it."""
+    if hasattr(tensor, "untyped_storage"):
+        return int(tensor.untyped_storage().nbytes())
+    return int(tensor.storage().size()) * tensor.element_size()
+
+
+@functools.lru_cache(maxsize=None)
+def reinterprets() -> bool:
+    """Whether a tensor's bytes may be viewed as elements of another size (torch 1.10)."""
+    try:
+        torch.zeros(4, dtype=torch.uint8).view(torch.float32)
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,289 @@
+"""One layer's passes on the accelerator, with its tensors on the host.
+
+A pass sends its operand in pieces, computes each piece's product and fetches it, so that copies up,
+products and copies down overlap (the forward pass and the input gradient are sums over no images).
+The weight gradient is a sum over the batch: it takes the whole operands, which are on the device by
+then, on the lane `side`, while the host goes on with what it got.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from narrowgauge_contract.placement import LayerPlacement
+from narrowgauge_lab.layers.hetero.bus import Bus
+from narrowgauge_lab.layers.hetero.gradients import Sent, WeightGradient
+from narrowgauge_lab.layers.hetero.host import dense, elements
+from narrowgauge_lab.layers.hetero.ledger import IDLE
+from narrowgauge_lab.layers.hetero.weights import Slot
+from narrowgauge_lab.layers.hetero.wire import DTYPES, WIRE_BYTES, Incoming, Outgoing, byte_count
+from narrowgauge_lab.layers.passes import Operand, Passes, Problem, passes_for
+
+__all__ = ["Away", "drawn_seed"]
+
+#: (piece on the device) -> its product.
+Product = Callable[[Operand], torch.Tensor]
+#: (first image, last + 1) of each piece.
+Spans = List[Tuple[int, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """A pass's tensors, by their names in TENSORS; `down` is the wire of the one received."""
+
+    pass_: str
+    sent_as: str
+    received_as: str
+    down: str
+
+
+class Away:
+    """The passes of one layer that a placement puts on the accelerator with backend `torch`.
+
+    Tensors are float32 and dense or not, [B, C, H, W] or [B, C]. Nothing here is differentiable.
+    """
+
+    def __init__(self, layer: str, problem: Problem, placement: LayerPlacement, bus: Bus) -> None:
+        self._layer, self._problem, self._bus = layer, problem, bus
+        self._wire = bus.transfers.wire
+        self._weight, self._bias = Slot(), Slot()
+        self._outwards = Route("forward", "input", "output", self._wire["output"])
+        self._backwards = Route("input_grad", "grad_output", "grad_input", self._wire["grad_input"])
+        self._known: Dict[Tuple[Any, ...], Spans] = {}
+        self._shapes: Dict[Sequence[int], Tuple[int, ...]] = {}
+        self._forward = self._passes(placement.forward, "output")
+        self._input_grad = self._passes(placement.input_grad, "grad_input")
+        self._weight_grad = self._passes(placement.weight_grad, "")
+        #: Gradients are rounded stochastically where they become int8.
+        self._draws = "int8" in (self._wire["grad_output"], self._wire["grad_input"]) or any(
+            passes is not None and passes.precision == "int8"
+            for passes in (self._input_grad, self._weight_grad)
+        )
+
+    def _passes(self, placed: Any, result: str) -> Optional[Passes]:
+        if placed.device != "accelerator" or placed.backend != "torch":
+            return None
+        wire = self._wire[result] if result else "fp32"
+        # int8 is made of float32; the rest travels as the product gives it.
+        dtype = torch.float32 if wire == "int8" else DTYPES[wire]
+        return passes_for(placed.precision, self._bus.device, self._problem, dtype)
+
+    def passes(self) -> Tuple[Optional[Passes], Optional[Passes], Optional[Passes]]:
+        """Of forward, input_grad and weight_grad; None for one that runs elsewhere."""
+        return self._forward, self._input_grad, self._weight_grad
+
+    def forward(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]
+    ) -> Tuple[torch.Tensor, Operand]:
+        """The output on the host, and the input on the device. Nothing is left to wait for."""
+        bus, passes = self._bus, self._forward
+        assert passes is not None
+        home = bus.lanes.begin()
+        try:
+            far = self._on_device(weight, bias, "forward")
+
+            def product(piece: Operand) -> torch.Tensor:
+                return passes.forward(piece, far[0], far[1])
+
+            shape = self._output_shape(x, weight)
+            result, sent = self._through(self._outwards, x, shape, product, far, None)
+            return result, sent.operand
+        except BaseException:
+            # Copies that are queued still read and write memory that is about to be let go.
+            bus.lanes.drain()
+            raise
+        finally:
+            bus.lanes.end(home)
+
+    def backward(
+        self,
+        grad: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor],
+        input_shape: Sequence[int],
+        inputs: Optional[Operand],
+        x: Optional[torch.Tensor],
+        wanted: Tuple[bool, bool, bool],
+        late: bool,
+    ) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor]]:
+        """The gradients by input, weight and bias that are `wanted` and run here.
+
+        `inputs`: the input as it stayed on the device; else it is sent again from `x`. `late`: the
+        gradients by weight and bias may come back at the end of the backward pass.
+        """
+        bus = self._bus
+        seed = drawn_seed() if self._draws else 0
+        job: Optional[WeightGradient] = None
+        if self._weight_grad is not None and any(wanted[1:]):
+            job = WeightGradient(
+                bus, self._layer, self._weight_grad, (weight, bias), wanted[1:], inputs,
+                lambda: self._send("weight_grad", x, "input"), late, seed,
+            )  # fmt: skip
+        home = bus.lanes.begin()
+        try:
+            by_input, passes = None, self._input_grad
+            if wanted[0] and passes is not None:
+                far = self._on_device(weight, None, "input_grad")
+
+                def product(piece: Operand) -> torch.Tensor:
+                    shape = (piece.shape[0], *input_shape[1:])
+                    return passes.input_grad(piece, far[0], shape, seed)
+
+                by_input, _ = self._through(
+                    self._backwards, grad, input_shape, product, far, seed,
+                    job.start if job is not None else None,
+                )  # fmt: skip
+            elif job is not None:
+                sent = self._send("weight_grad", grad, "grad_output", seed)
+                job.start(sent)
+                # The host's memory may change when this returns.
+                with bus.ledger.stage(self._layer, "weight_grad", "wait"):
+                    bus.lanes.sync(sent.event)
+            by_weight, by_bias = job.finish() if job is not None else (None, None)
+            return by_input, by_weight, by_bias
+        except BaseException:
+            bus.lanes.drain()
+            raise
+        finally:
+            bus.lanes.end(home)
+
+    def _on_device(
+        self, weight: torch.Tensor, bias: Optional[torch.Tensor], pass_: str
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        bus = self._bus
+        work = bus.lanes.work
+        bus.lanes.on(work)
+        far = bus.weights.on_device(self._weight, weight, self._layer, pass_, work)
+        if bias is None:
+            return far, None
+        return far, bus.weights.on_device(self._bias, bias, self._layer, pass_, work)
+
+    def _through(
+        self,
+        route: Route,
+        tensor: torch.Tensor,
+        shape: Sequence[int],
+        product: Product,
+        far: Any,
+        seed: Optional[int],
+        meanwhile: Optional[Callable[[Sent], None]] = None,
+    ) -> Tuple[torch.Tensor, Sent]:
+        """Send a tensor, and fetch the product of each piece. `meanwhile` is called when all is
+        queued and before anything is waited for. `far` is what the products read beside it."""
+        bus, pass_, layer = self._bus, route.pass_, self._layer
+        lanes, stage, accounts = bus.lanes, bus.ledger.stage, bus.accounts
+        tensor = self._dense(pass_, tensor)
+        spans = self._spans(route, tensor.shape, shape)
+        up, work, down = lanes.trio(len(spans))
+        outgoing = self._outgoing(tensor, route.sent_as, up, seed)
+        incoming = Incoming(shape, route.down, route.received_as, bus.host, bus.codecs, bus.device)
+        # Memory of other lanes, kept until the host has waited for the last copy down.
+        kept: List[Any] = [far]
+        marks: List[Any] = []
+        arrived: Any = None
+        for low, high in spans:
+            arrived = self._up(pass_, outgoing, low, high, up)
+            if work is not up:
+                lanes.on(work)
+                lanes.wait(work, arrived)
+            with stage(layer, pass_, "compute", stream=work) if accounts else IDLE:
+                piece = product(outgoing.piece(low, high))
+            if low == 0:
+                incoming.begin(piece)
+            with stage(layer, pass_, incoming.stage, stream=work) if accounts else IDLE:
+                # Other bits than those that rounded what was sent.
+                copies = incoming.copies(piece, low, high, None if seed is None else seed + 1)
+            if down is not work:
+                lanes.wait(down, lanes.mark(work))
+                lanes.on(down)
+            moved = byte_count(copies) if accounts else 0
+            with (
+                stage(layer, pass_, "from_device", stream=down, from_device=moved)
+                if accounts
+                else IDLE
+            ):
+                bus.move(copies, up=False)
+            marks.append(lanes.mark(down))
+            kept.append((piece, copies))
+        sent = Sent(outgoing.whole, arrived)
+        if meanwhile is not None:
+            meanwhile(sent)
+        self._fetch(pass_, incoming, spans, marks)
+        return incoming.result, sent
+
+    def _fetch(self, pass_: str, incoming: Incoming, spans: Spans, marks: List[Any]) -> None:
+        """Wait for each piece, and unpack it while the next is on its way."""
+        bus, layer = self._bus, self._layer
+        stage, accounts = bus.ledger.stage, bus.accounts
+        for (low, high), mark in zip(spans, marks):
+            with stage(layer, pass_, "wait") if accounts else IDLE:
+                bus.lanes.sync(mark)
+            if incoming.unpacks:
+                with stage(layer, pass_, incoming.stage) if accounts else IDLE:
+                    incoming.unpack(low, high)
+
+    def _spans(self, route: Route, sent: Sequence[int], received: Sequence[int]) -> Spans:
+        """The pieces of a batch, looked up."""
+        key = (route.pass_, sent, tuple(received), self._bus.ledger.mode)
+        found = self._known.get(key)
+        if found is None:
+            size = max(
+                elements(sent) * WIRE_BYTES[self._wire[route.sent_as]],
+                elements(received) * WIRE_BYTES[route.down],
+            )
+            found = self._known[key] = self._bus.pieces(sent[0], size)
+        return found
+
+    def _output_shape(self, x: torch.Tensor, weight: torch.Tensor) -> Tuple[int, ...]:
+        found = self._shapes.get(x.shape)
+        if found is None:
+            found = self._shapes[x.shape] = self._problem.output_shape(x.shape, weight.shape)
+        return found
+
+    def _send(
+        self, pass_: str, tensor: Optional[torch.Tensor], sent_as: str, seed: Optional[int] = None
+    ) -> Sent:
+        """Send a tensor of which no product is fetched, in one piece."""
+        assert tensor is not None
+        tensor = self._dense(pass_, tensor)
+        work = self._bus.lanes.work
+        outgoing = self._outgoing(tensor, sent_as, work, seed)
+        return Sent(outgoing.whole, self._up(pass_, outgoing, 0, tensor.shape[0], work))
+
+    def _outgoing(
+        self, tensor: torch.Tensor, sent_as: str, lane: Any, seed: Optional[int]
+    ) -> Outgoing:
+        bus = self._bus
+        bus.lanes.on(lane)
+        return Outgoing(
+            tensor, self._wire[sent_as], sent_as, bus.device, bus.host, bus.codecs, seed,
+            bus.direct(tensor),
+        )  # fmt: skip
+
+    def _up(self, pass_: str, outgoing: Outgoing, low: int, high: int, lane: Any) -> Any:
+        """Queue a piece's copy up; the event of its arrival."""
+        bus, layer = self._bus, self._layer
+        stage, accounts = bus.ledger.stage, bus.accounts
+        if outgoing.fills:
+            with stage(layer, pass_, outgoing.stage) if accounts else IDLE:
+                outgoing.fill(low, high)
+        bus.lanes.on(lane)
+        copies = outgoing.copies(low, high)
+        moved = byte_count(copies) if accounts else 0
+        with stage(layer, pass_, "to_device", stream=lane, to_device=moved) if accounts else IDLE:
+            bus.move(copies, up=True)
+        return bus.lanes.mark(lane)
+
+    def _dense(self, pass_: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_contiguous():
+            return tensor
+        with self._bus.ledger.stage(self._layer, pass_, "reshape"):
+            return dense(tensor)
+
+
+def drawn_seed() -> int:
+    """From torch's generator of the CPU, whose state checkpoints keep."""
+    return int(torch.randint(0, 1 << 62, (1,)))
