@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from typing import Optional
 
-from narrowgauge_lab import training
+from narrowgauge_contract.placement import PlacementPlan
+from narrowgauge_lab import distributed, placed, training
 from narrowgauge_lab.augment import make_feeds
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.optim import Adadelta
@@ -17,12 +19,19 @@ _SYNTHETIC = {"channels": 1, "size": 28, "classes": 10, "train": 2000, "test": 1
 
 
 def run(ctx: RowContext) -> None:
-    """Train as `ctx.parameters` say, in the precision of this row."""
+    """Train as `ctx.parameters` say: in the precision of this row or by its plan, and in as many
+    processes."""
+    plan = placed.asked_plan(ctx)
+    distributed.spread(ctx, ctx.parameters["nproc"], functools.partial(_train, plan))
+
+
+def _train(plan: Optional[PlacementPlan], ctx: RowContext, group: distributed.Group) -> None:
+    home = placed.home(ctx, plan)
     parameters = ctx.parameters
     name = parameters["data"]
     data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
     classes = data.declaration.classes
-    training_set, test_set = make_feeds(data, ctx.device, limit=parameters["train_limit"])
+    training_set, test_set = make_feeds(data, home, limit=parameters["train_limit"])
     training.seed_everything(ctx.seed)
     recipe = training.Recipe(
         epochs=parameters["epochs"],
@@ -32,5 +41,7 @@ def run(ctx: RowContext) -> None:
         optimizer=functools.partial(Adadelta, rate=parameters["lr"]),
         graphs=parameters["graphs"],
         save_weights=parameters["save_weights"],
+        plan=plan,
     )
-    training.train(ctx, Net(len(classes)).to(ctx.device), training_set, test_set, classes, recipe)
+    model = Net(len(classes)).to(home)
+    training.train(ctx, model, training_set, test_set, classes, recipe, group)

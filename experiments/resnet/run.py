@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from typing import Optional
 
-from narrowgauge_lab import training
+from narrowgauge_contract.placement import PlacementPlan
+from narrowgauge_lab import distributed, placed, training
 from narrowgauge_lab.augment import Augmentation, make_feeds
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.optim import SGD
@@ -25,7 +27,14 @@ def schedule(epochs: int, rate: float, depth: int) -> MultiStep:
 
 
 def run(ctx: RowContext) -> None:
-    """Train as `ctx.parameters` say, in the depth and precision of this row."""
+    """Train as `ctx.parameters` say: in the depth and precision of this row or by its plan, and in
+    as many processes."""
+    plan = placed.asked_plan(ctx)
+    distributed.spread(ctx, ctx.parameters["nproc"], functools.partial(_train, plan))
+
+
+def _train(plan: Optional[PlacementPlan], ctx: RowContext, group: distributed.Group) -> None:
+    home = placed.home(ctx, plan)
     parameters = ctx.parameters
     name = parameters["data"]
     data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
@@ -33,7 +42,7 @@ def run(ctx: RowContext) -> None:
     depth = int(parameters["depth"])
     training_set, test_set = make_feeds(
         data,
-        ctx.device,
+        home,
         limit=parameters["train_limit"],
         augmentation=Augmentation(padding=4, flip=True),
         channels_last=parameters["layout"] == "nhwc",
@@ -52,6 +61,7 @@ def run(ctx: RowContext) -> None:
         ),
         graphs=parameters["graphs"],
         save_weights=parameters["save_weights"],
+        plan=plan,
     )
-    model = ResNet(depth, len(classes)).to(ctx.device)
-    training.train(ctx, model, training_set, test_set, classes, recipe)
+    model = ResNet(depth, len(classes)).to(home)
+    training.train(ctx, model, training_set, test_set, classes, recipe, group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Sequence
+from typing import Callable, ContextManager, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch import nn
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.augment import Feed
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.distributed import ALONE, Group
 from narrowgauge_lab.precision import Mode
 
 __all__ = ["Evaluation", "evaluate", "write_confusion"]
@@ -27,23 +28,39 @@ class Evaluation:
     predicted: torch.Tensor
 
 
-def evaluate(model: nn.Module, test_set: Feed, mode: Mode, batch_size: int) -> Evaluation:
-    """Loss and accuracy over the whole of `test_set`, in eval mode and in the row's precision."""
+def evaluate(
+    model: nn.Module,
+    test_set: Feed,
+    mode: Mode,
+    batch_size: int,
+    group: Group = ALONE,
+    without_grad: Callable[[], ContextManager[None]] = torch_compat.inference_mode,
+) -> Evaluation:
+    """Loss and accuracy over the whole of `test_set`, in eval mode and in the row's precision.
+
+    Each process of `group`, which must have the same model, takes its part; all get the whole.
+    `without_grad`: torch.no_grad for a model that keeps memory from call to call, which inference
+    mode would spoil for training.
+    """
     model.eval()
-    losses, predictions = [], []
+    loss = torch.zeros((), dtype=torch.float64, device=mode.device)
+    predicted = torch.zeros(len(test_set), dtype=torch.int64, device=mode.device)
     everything = torch.arange(len(test_set), device=mode.device)
-    with torch_compat.inference_mode():
-        for indices in everything.split(batch_size):
+    with without_grad():
+        for indices in group.shard(everything).split(batch_size):
+            if len(indices) == 0:  # what `split` makes of nothing
+                continue
             images, labels = test_set.batch(indices)
             with mode.autocast():
                 logits = model(images)
             logits = logits.float()
-            losses.append(F.cross_entropy(logits, labels, reduction="sum").double())
-            predictions.append(logits.argmax(1))
-        predicted = torch.cat(predictions)
-        correct = (predicted == test_set.labels).sum().item()
-        loss = torch.stack(losses).sum().item()
-    return Evaluation(loss / len(test_set), 100.0 * correct / len(test_set), predicted)
+            loss += F.cross_entropy(logits, labels, reduction="sum").double()
+            predicted[indices] = logits.argmax(1)
+    group.all_reduce_(loss)
+    group.all_reduce_(predicted)  # zeros from all but the one that has seen the image
+    correct = (predicted == test_set.labels).sum().item()
+    count = len(test_set)
+    return Evaluation(loss.item() / count, 100.0 * correct / count, predicted)
 
 
 def write_confusion(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import warnings
 
+from narrowgauge_contract.errors import ExitCode
 from narrowgauge_lab.console import flush
 
-__all__ = ["fork"]
+__all__ = ["die_with", "fork"]
+
+_PR_SET_PDEATHSIG = 1
 
 
 def fork() -> int:
@@ -20,3 +25,10 @@ def fork() -> int:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork")
         return os.fork()
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies, however the parent dies."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        os._exit(int(ExitCode.KILLED))

@@ -6,7 +6,7 @@ from typing import Any, Dict, List
 
 from narrowgauge_lab.context import RowContext
 
-__all__ = ["EPOCH_METRICS", "SCALING_METRICS", "History"]
+__all__ = ["EPOCH_METRICS", "SCALING_METRICS", "UNDERFLOW_METRICS", "History"]
 
 #: Every per-epoch metric with its unit and where it comes from. Accuracies are in percent.
 #: The source of `images_per_second` is the clock of the timing window.
@@ -21,13 +21,18 @@ EPOCH_METRICS = {
 }
 #: The scale after the epoch, and how many of its updates an overflow cost.
 SCALING_METRICS = {"loss_scale": ("1", "computed"), "skipped_steps": ("step", "computed")}
+#: After the epoch: the largest share of a gradient's values not 0 that a placed pass took for 0.
+UNDERFLOW_METRICS = {"gradient_underflow": ("%", "computed")}
 
 
 class History:
-    """One value per metric and epoch. `clock` is the source of the timing windows."""
+    """One value per metric and epoch. `clock` is the source of the timing windows; `scaling` and
+    `underflow`: whether epochs have these metrics."""
 
-    def __init__(self, scaling: bool) -> None:
-        self._declared = dict(EPOCH_METRICS, **(SCALING_METRICS if scaling else {}))
+    def __init__(self, scaling: bool, underflow: bool = False) -> None:
+        self._declared = dict(EPOCH_METRICS)
+        self._declared.update(SCALING_METRICS if scaling else {})
+        self._declared.update(UNDERFLOW_METRICS if underflow else {})
         self.values: Dict[str, List[float]] = {name: [] for name in self._declared}
         self.clock = ""
 

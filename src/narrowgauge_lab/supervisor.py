@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import time
-from pathlib import Path
 from typing import IO, List, Optional, Set, Tuple
 
 from narrowgauge_contract.codec import encode, write_json_atomic
-from narrowgauge_contract.errors import ExitCode, NarrowgaugeError
+from narrowgauge_contract.errors import ExitCode, NarrowgaugeError, SkippedError
 from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog, EventTail
 from narrowgauge_contract.job import Job, RowPlan
 from narrowgauge_contract.outcome import (
@@ -26,14 +24,11 @@ from narrowgauge_contract.outcome import (
     Status,
     encode_error,
     fold_outcome,
+    why_nothing_measured,
 )
 from narrowgauge_lab.console import complain
-from narrowgauge_lab.errors import (
-    OutOfMemoryError,
-    ResumeRefusedError,
-    RowCrashedError,
-    disk_full,
-)
+from narrowgauge_lab.endings import why_silent
+from narrowgauge_lab.errors import ResumeRefusedError
 from narrowgauge_lab.folder import last_words, mend_events
 from narrowgauge_lab.forking import fork
 from narrowgauge_lab.oom import oom_kills
@@ -114,10 +109,7 @@ class Supervisor:
         status = Status.FAILED
         if error is None:
             status, code = self._verdict()
-            # What failed before what was merely skipped.
-            rows = sorted(self._fold.rows(), key=lambda row: row.status is Status.SKIPPED)
-            failed = [row.error for row in rows if row.error is not None]
-            error = failed[0] if failed and status is Status.FAILED else None
+            error = self._why_failed() if status is Status.FAILED else None
         out = self._setting.out
         data = {"status": status.value, "exit_code": int(code)}
         last_words(out, lambda: self._log.emit(EventKind.RUN_END, **data))
@@ -125,6 +117,14 @@ class Supervisor:
         outcome = fold_outcome(self._job, self._fold, status, int(code), error)
         last_words(out, lambda: write_json_atomic(out / OUTCOME_FILE, outcome))
         return outcome
+
+    def _why_failed(self) -> Optional[ErrorInfo]:
+        """What failed, before what was merely skipped; where all were, that."""
+        rows = sorted(self._fold.rows(), key=lambda row: row.status is Status.SKIPPED)
+        lacking = why_nothing_measured(rows)
+        if lacking:
+            return ErrorInfo(SkippedError.__name__, "nothing could be measured here", lacking)
+        return next((row.error for row in rows if row.error is not None), None)
 
     def _run_row(self, plan: RowPlan) -> int:
         """One row in a child; its exit code."""
@@ -163,7 +163,7 @@ class Supervisor:
         if self._stop.asked:
             code, how, error = ExitCode.INTERRUPTED, Status.INTERRUPTED, None
         else:
-            known = _why_silent(status, kills, self._setting.out)
+            known = why_silent(status, kills, oom_kills(), self._setting.out)
             code, how = known.exit_code, Status.FAILED
             self._crash.seek(0)
             trace = self._crash.read().decode("utf-8", "replace")
@@ -206,37 +206,3 @@ class Supervisor:
         if complete and not any(row.validity.valid for row in complete):
             return Status.COMPLETE, ExitCode.NO_VALID_ROW
         return Status.COMPLETE, ExitCode.OK
-
-
-def _why_silent(status: int, kills_before: Optional[int], out: Path) -> NarrowgaugeError:
-    """Why a row's process ended without recording its end. `status` is what `waitpid` gave."""
-    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == ExitCode.DISK_FULL:
-        return disk_full(out)
-    if os.WIFEXITED(status):
-        return RowCrashedError(
-            "the row's process ended without a word",
-            why=f"something in it called exit({os.WEXITSTATUS(status)}) behind Python's back",
-        )
-    number = os.WTERMSIG(status)
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    if number == signal.SIGKILL:
-        now = oom_kills()
-        known = now is not None and kills_before is not None
-        if known and now == kills_before:
-            return RowCrashedError(
-                "the row was killed by SIGKILL",
-                why="not for memory, by the kernel's own count: somebody killed it",
-                next_step="run it again; --resume keeps the rows that are complete",
-            )
-        return OutOfMemoryError(
-            "the row ran out of memory" if known else "the row was killed by SIGKILL",
-            why="the kernel's out-of-memory killer ended it"
-            if known
-            else "usually that is the kernel's out-of-memory killer; its count cannot be read here",
-            next_step="use less memory: a smaller batch or a smaller model; or give it more",
-        )
-    return RowCrashedError(
-        f"the row crashed with {name}",
-        why="native code (torch, a kernel, a driver) crashed",
-        next_step="the trace in the record has the Python line that called it",
-    )

@@ -3,7 +3,8 @@
 Everything random comes from generators whose states are in the checkpoint; everything an epoch
 measured is in it too, so a resumed row on a CPU gives the same weights and the same metrics, whole.
 On a GPU it goes on with the same images, crops and rates; the last bits are as free there as
-between any two runs, because cuDNN picks algorithms by speed and some of them add atomically.
+between any two runs, because cuDNN picks algorithms by speed and some of them add atomically. By a
+placement plan it picks only such as give the same bits again.
 """
 
 from __future__ import annotations
@@ -11,32 +12,38 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+import zlib
 from typing import Any, Dict, Optional, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from narrowgauge_contract.placement import PlacementPlan
 from narrowgauge_lab import checkpoint, precision, torch_compat
 from narrowgauge_lab.augment import Feed
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.distributed import ALONE, Group
 from narrowgauge_lab.evalmode import in_eval_mode
 from narrowgauge_lab.evaluation import Evaluation, evaluate, write_confusion
-from narrowgauge_lab.graphs import make_step
 from narrowgauge_lab.history import History
 from narrowgauge_lab.measure import probe, window
 from narrowgauge_lab.optim import FlatOptimizer, OptimizerMaker
+from narrowgauge_lab.placed import Placed
 from narrowgauge_lab.schedule import Schedule
 from narrowgauge_lab.seeding import seed_everything
+from narrowgauge_lab.stepping import Stepper
 
-__all__ = ["Recipe", "Training", "seed_everything", "train"]
+__all__ = ["Recipe", "Training", "rank_seed", "seed_everything", "train"]
 
 _PROGRESS_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How to train. `graphs`: auto | off. A checkpoint is due this long after the one before."""
+    """How to train. `batch_size`: images per update and process; `graphs`: auto | off. A checkpoint
+    is due so many seconds after the one before. With a `plan`, which says the precisions, model and
+    data are where `placed.home` says.
+    """
 
     epochs: int
     batch_size: int
@@ -47,6 +54,7 @@ class Recipe:
     test_batch_size: int = 1000
     checkpoint_seconds: float = 10.0
     save_weights: bool = False
+    plan: Optional[PlacementPlan] = None
 
 
 def train(
@@ -56,8 +64,14 @@ def train(
     test_set: Feed,
     classes: Sequence[str],
     recipe: Recipe,
+    group: Group = ALONE,
 ) -> None:
     """Train `model` (already on `ctx.device`, giving logits [B, classes]) and record every epoch.
+
+    Each process of `group` (`distributed.spread`) calls this with a model, data and a recipe of the
+    same kind; weights and buffers begin as those of rank 0. Each takes its part of every batch, by
+    one permutation and one draw of augmentation for all. Batch normalisation sees a process's own
+    part; at the end of an epoch all go on with the running statistics of rank 0.
 
     Records the metrics of `history` per epoch, what precision ran, and after the last epoch
     `confusion.json` over the whole test set, and `weights.pt` where the recipe says so. The row
@@ -65,11 +79,11 @@ def train(
     then stops, and what there is stays recorded.
     Raises NotApplicableError for a precision that does not work here, and what checkpoints raise.
     """
-    training = Training(ctx, model, training_set, test_set, recipe)
+    training = Training(ctx, model, training_set, test_set, recipe, group)
     training.prepare()
     training.resume()
     evaluation = training.run()
-    if evaluation is not None:
+    if evaluation is not None and group.speaks:
         write_confusion(ctx, test_set.labels, evaluation.predicted, classes)
         if recipe.save_weights:
             checkpoint.write_weights(ctx.side_file("weights.pt"), model)
@@ -79,51 +93,81 @@ class Training:
     """The state of one row's training; `train` is the way in."""
 
     def __init__(
-        self, ctx: RowContext, model: nn.Module, training_set: Feed, test_set: Feed, recipe: Recipe
+        self,
+        ctx: RowContext,
+        model: nn.Module,
+        training_set: Feed,
+        test_set: Feed,
+        recipe: Recipe,
+        group: Group = ALONE,
     ) -> None:
         self.ctx = ctx
         self.model = model
         self.training_set = training_set
         self.test_set = test_set
         self.recipe = recipe
-        self.mode = precision.enter(recipe.precision, ctx.device)
+        self.group = group
+        self.placed = None if recipe.plan is None else Placed(ctx, model, recipe.plan)
+        if self.placed is None:
+            self.mode = precision.enter(recipe.precision, ctx.device)
+        else:
+            self.mode = self.placed.mode
         self.optimizer: FlatOptimizer = recipe.optimizer(model)
-        self.loss_scale = precision.LossScale(ctx.device) if self.mode.scales_loss else None
-        #: Sums over the epoch so far: loss · images, and correct answers. Read once per epoch.
-        self.totals = torch.zeros(2, dtype=torch.float64, device=ctx.device)
-        self.step = make_step(recipe.graphs, self._step, recipe.batch_size, ctx.device)
+        self.step = Stepper(
+            model, self.optimizer, training_set, self.mode, group, recipe.batch_size, recipe.graphs,
+            None if self.placed is None else self.placed.placing,
+        )  # fmt: skip
+        group.broadcast_([self.optimizer.values, *self.step.buffers()])
         self.generators = {
             # On the CPU, where every torch gives the same permutation for a seed.
             "shuffle": torch_compat.generator_for(torch.device("cpu"), ctx.seed),
-            "augment": torch_compat.generator_for(ctx.device, ctx.seed),
+            "augment": torch_compat.generator_for(self.mode.device, ctx.seed),
         }
-        self.history = History(scaling=self.mode.scales_loss)
+        short = self.placed is not None and self.placed.short_ranged
+        self.history = History(scaling=self.step.loss_scale is not None, underflow=short)
         self.epoch = 0
         self._saved_at = self._began = time.monotonic()
         #: Seconds that this row took in the processes before a resume.
         self._seconds_before = 0.0
         self._shown_at = 0.0
         self._said = ""
+        self._batches: Sequence[torch.Tensor] = ()
+        #: Where a plan's epoch failed, in words.
+        self._culprit = ""
 
     def prepare(self) -> None:
         """Set the device up and record what will run; invalid where that is not what was asked."""
         if self.ctx.device.type == "cuda":
-            torch.backends.cudnn.benchmark = True
+            # A row by a plan can be resumed bit for bit; the fastest algorithms may add atomically.
+            torch.backends.cudnn.benchmark = self.placed is None
+            torch.backends.cudnn.deterministic = self.placed is not None
         count = min(len(self.training_set), self.recipe.batch_size)
-        images, _ = self.training_set.batch(torch.arange(count, device=self.ctx.device))
-        tf32 = probe.tf32_by_arithmetic(self.ctx.device)
-        seen = probe.observe(lambda: self._differentiate(images))
-        probe.require_precision(self.ctx, self.recipe.precision, seen, tf32)
+        images, _ = self.training_set.batch(torch.arange(count, device=self.mode.device))
+        if self.placed is None:
+            tf32 = probe.tf32_by_arithmetic(self.ctx.device)
+            seen = probe.observe(lambda: self._differentiate(images))
+            probe.require_precision(self.ctx, self.recipe.precision, seen, tf32)
+            if not self.group.agree(probe.precision_ran(seen, tf32)):
+                self.ctx.invalid("the processes of the row ran different precisions")
+        else:
+            self.placed.record(lambda: self._differentiate(images), count, self.optimizer.values)
+            # With a gradient by the images too, so that the first layer has all its passes.
+            wanted = images.clone().requires_grad_()
+            seen = probe.observe(lambda: self._differentiate(wanted))
+            self.placed.require_precisions(seen)
         self.ctx.fact("parameter_count", sum(p.numel() for p in self.model.parameters()))
         self.ctx.fact("training_images", len(self.training_set))
         self.ctx.fact("test_images", len(self.test_set))
 
     def _differentiate(self, images: torch.Tensor) -> None:
-        """A step's forward and backward pass that changes nothing: eval mode, gradients dropped."""
-        with in_eval_mode(self.model):
+        """A step's forward and backward pass that changes nothing: eval mode, gradients dropped,
+        and what the passes draw drawn again."""
+        with in_eval_mode(self.model), torch.random.fork_rng(devices=[]):
             with self.mode.autocast():
                 logits = self.model(images)
             wanted = [each for each in self.model.parameters() if each.requires_grad]
+            if images.requires_grad:
+                wanted.append(images)
             torch.autograd.grad(logits.float().sum(), wanted, allow_unused=True)
 
     def resume(self) -> None:
@@ -139,8 +183,11 @@ class Training:
             )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.loss_scale is not None:
-            self.loss_scale.load_state_dict(state["loss_scale"])
+        if self.placed is not None:
+            self.placed.converted.weights_changed()
+            self.placed.forget_after(state["epoch"])
+        if self.step.loss_scale is not None:
+            self.step.loss_scale.load_state_dict(state["loss_scale"])
         checkpoint.set_random_state(state["random"], self.generators)
         self.epoch = state["epoch"]
         self.history.load_state_dict(state["history"])
@@ -150,86 +197,103 @@ class Training:
         self.ctx.fact("resumed_after_epoch", self.epoch)
         # The row's own duration is of its last process only.
         self.ctx.fact("seconds_before_resume", self._seconds_before)
+        self.ctx.fact("world_size_before_resume", state["world_size"])
 
     def run(self) -> Optional[Evaluation]:
         """Train the epochs that are left. None where the loss diverged."""
         evaluation = None
         while self.epoch < self.recipe.epochs:
-            evaluation = self._run_epoch()
-            self.epoch += 1
-            self._say_how_steps_ran()
-            self.history.emit(self.ctx, first=self.epoch - 1)
+            evaluation = self.run_epoch()
             losses = (self.history.last("train_loss"), self.history.last("test_loss"))
-            if not all(map(math.isfinite, losses)):
-                self.ctx.invalid(f"diverged: loss is NaN/inf at epoch {self.epoch}")
+            if self.step.failed_at() or not all(map(math.isfinite, losses)):
+                self.ctx.invalid(f"diverged: loss is NaN/inf at epoch {self.epoch}{self._culprit}")
                 return None
-            self._save_if_due()
+            self.save_if_due()
         return evaluation
 
-    def _run_epoch(self) -> Evaluation:
+    def run_epoch(self) -> Evaluation:
+        """Train the next epoch and record it."""
         started = time.monotonic()
         rate = self.recipe.schedule.rate(self.epoch)
-        skipped_before = self._skipped()
+        skipped_before = self.step.skipped
         self.optimizer.set_rate(rate)
-        with window(self.ctx.device) as training_window:
-            self._train_epoch()
-        loss, correct = self.totals.tolist()
-        count = len(self.training_set)
-        evaluation = evaluate(self.model, self.test_set, self.mode, self.recipe.test_batch_size)
+        self.group.wait()  # the windows of all begin together
+        with window(self.mode.device) as training_window:
+            count = self._train_epoch()
+        self.group.all_reduce_(self.step.totals)
+        self.group.broadcast_(self.step.buffers())
+        loss, correct = self.step.totals.tolist()
+        evaluation = evaluate(
+            self.model, self.test_set, self.mode, self.recipe.test_batch_size, self.group,
+            torch_compat.inference_mode if self.placed is None else torch.no_grad,
+        )  # fmt: skip
         values = {
             "train_loss": loss / count,
             "train_accuracy": 100.0 * correct / count,
             "test_loss": evaluation.loss,
             "test_accuracy": evaluation.accuracy,
-            "images_per_second": count / training_window.seconds,
+            "images_per_second": count / self.group.largest(training_window.seconds),
             "learning_rate": rate,
             "epoch_seconds": time.monotonic() - started,
         }
-        if self.loss_scale is not None:
-            values["loss_scale"] = float(self.loss_scale.scale)
-            values["skipped_steps"] = float(self._skipped() - skipped_before)
+        if self.step.loss_scale is not None:
+            values["loss_scale"] = float(self.step.loss_scale.scale)
+            values["skipped_steps"] = float(self.step.skipped - skipped_before)
+        if self.placed is not None:
+            values.update(self._look_at_passes())
         self.history.add(values, training_window.source)
+        self.epoch += 1
+        self._say_how_steps_ran()
+        self.history.emit(self.ctx, first=self.epoch - 1)
         return evaluation
 
-    def _train_epoch(self) -> None:
+    def _train_epoch(self) -> int:
+        """One pass over the images, or until a loss is not finite; how many it took."""
         self.model.train()
-        self.totals.zero_()
+        self.step.begin()
+        if self.group.size > 1:
+            # Or dropout would mask the same elements on every rank. A function of what every
+            # checkpoint knows, so that none has to keep the states of all ranks.
+            seed_everything(rank_seed(self.ctx.seed, self.epoch, self.group.rank))
         count = len(self.training_set)
-        order = torch.randperm(count, generator=self.generators["shuffle"]).to(self.ctx.device)
+        order = torch.randperm(count, generator=self.generators["shuffle"]).to(self.mode.device)
         if self.training_set.augmentation.active:
             self.training_set.redraw(self.generators["augment"])
         seen = 0
-        for indices in order.split(self.recipe.batch_size):
+        self._batches = order.split(self.recipe.batch_size * self.group.size)
+        for indices in self._batches:
             self.step(indices)
             seen += indices.shape[0]
             self._show_progress(seen)
+            if self.step.stopped():
+                break
+        return seen
 
-    def _step(self, indices: torch.Tensor) -> None:
-        """One update. Nothing here asks the device for an answer: it may be under capture."""
-        images, labels = self.training_set.batch(indices)
-        with self.mode.autocast():
-            logits = self.model(images)
-        logits = logits.float()
-        loss = F.cross_entropy(logits, labels)
-        if self.loss_scale is None:
-            self.optimizer.differentiate(loss)
-            self.optimizer.step()
-        else:
-            self.optimizer.differentiate(self.loss_scale.apply(loss))
-            overflowed = self.loss_scale.unscale(self.optimizer.gradient)
-            self.optimizer.step(skip=overflowed)
-            self.loss_scale.update(overflowed)
-        correct = (logits.detach().argmax(1) == labels).sum()
-        self.totals.add_(torch.stack((loss.detach().double() * len(labels), correct.double())))
+    def _look_at_passes(self) -> Dict[str, float]:
+        """After an epoch by a plan: who failed, if that was its end, or what became 0."""
+        assert self.placed is not None
+        self.placed.record_ran()
+        failed = self.step.failed_at()
+        if failed:
+            indices = self._batches[failed - 1]
+            self.model.train()
+            named = self.placed.name_overflow(lambda: self._loss_gradient(indices))
+            self._culprit = f", update {failed}: {named}"
+        if not self.placed.short_ranged:
+            return {}
+        with in_eval_mode(self.model):
+            watch = self.placed.watch(lambda: self._loss_gradient(self._batches[0]))
+        return {"gradient_underflow": self.placed.keep(self.epoch + 1, watch)}
+
+    def _loss_gradient(self, indices: torch.Tensor) -> None:
+        """The gradient of a batch at the weights of now, as a step takes it."""
+        self.step.differentiate(self.step.loss(indices)[0])
 
     def _say_how_steps_ran(self) -> None:
         """After an epoch, not before: what was asked for need not be what ran."""
         if self.step.description != self._said:
             self._said = self.step.description
             self.ctx.fact("graphs_ran", self._said)
-
-    def _skipped(self) -> int:
-        return int(self.loss_scale.skipped) if self.loss_scale is not None else 0
 
     def _show_progress(self, seen: int) -> None:
         now = time.monotonic()
@@ -240,17 +304,22 @@ class Training:
             self.ctx.progress(self.epoch * count + seen, epochs * count, unit="image", phase=phase)
 
     def _identity(self) -> Dict[str, Any]:
-        return {"seed": self.ctx.seed, "parameters": dict(self.ctx.parameters)}
+        """What a checkpoint belongs to; the number of processes may be another after a restart."""
+        parameters = {k: v for k, v in self.ctx.parameters.items() if k != "nproc"}
+        return {"seed": self.ctx.seed, "parameters": parameters}
 
-    def _save_if_due(self) -> None:
+    def save_if_due(self) -> None:
+        """Write a checkpoint, unless the last one is young or nothing is left to do."""
         last = self.epoch == self.recipe.epochs
-        if last or time.monotonic() - self._saved_at < self.recipe.checkpoint_seconds:
+        early = time.monotonic() - self._saved_at < self.recipe.checkpoint_seconds
+        if last or early or not self.group.speaks:
             return
-        scale = self.loss_scale.state_dict() if self.loss_scale is not None else {}
+        scale = self.step.loss_scale.state_dict() if self.step.loss_scale is not None else {}
         self.ctx.checkpoints.save(
             {
                 "identity": self._identity(),
                 "epoch": self.epoch,
+                "world_size": self.group.size,
                 "seconds": self._seconds_before + time.monotonic() - self._began,
                 "history": self.history.state_dict(),
                 "model": dict(self.model.state_dict()),
@@ -260,3 +329,8 @@ class Training:
             }
         )
         self._saved_at = time.monotonic()
+
+
+def rank_seed(seed: int, epoch: int, rank: int) -> int:
+    """A seed of its own for each epoch and rank, the same on every machine."""
+    return zlib.crc32(f"{seed} {epoch} {rank}".encode("ascii"))

@@ -201,6 +201,13 @@ def test_a_diverged_row_is_invalid_and_keeps_what_it_measured(tmp_path: Path, ra
     assert not list(tmp_path.rglob("checkpoint-*")), "weights that are NaN are not worth resuming"
 
 
+def test_training_stops_at_the_update_that_diverged_not_at_the_end(tmp_path: Path) -> None:
+    """The first of five updates spoils the weights, and the second one's loss says so."""
+    model = Case(tmp_path).train(recipe(epochs=4, rate=math.inf))
+
+    assert model.forwards == 2
+
+
 def test_another_precision_than_asked_is_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,246 @@
+"""Data-parallel processes of one row, and what they say to each other (torch.distributed).
+
+    distributed.spread(ctx, nproc, body)    calls body(ctx, group) in each of `nproc` processes
+
+The row's own process takes no part in it: it forks the ranks and records how they end (`ranks`).
+Rank 0 speaks for the row; what the others record goes nowhere. They talk by NCCL on GPUs, one each,
+and by gloo on CPUs, over the loopback interface and a file, since a run may have no network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Sequence
+
+import torch
+import torch.distributed as dist
+
+from narrowgauge_contract.errors import (
+    ExperimentFileError,
+    NotApplicableError,
+    UsageError,
+)
+from narrowgauge_lab import facts
+from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.profiling import profiler_of
+from narrowgauge_lab.ranks import log_of, run_ranks
+
+__all__ = ["ALONE", "Body", "Group", "spread"]
+
+#: What rank 0 ran with, left for the process that records the row.
+_SETTINGS = "settings.json"
+_LOOPBACK = "lo"
+_CPU = torch.device("cpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The processes that train one model. Every method that talks must be called by all of them, in
+    the same order; in a group of one it does nothing.
+
+    `backend`: nccl, gloo, or none for a group of one; `device`: where this rank's tensors are.
+    """
+
+    rank: int = 0
+    size: int = 1
+    backend: str = "none"
+    device: torch.device = _CPU
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process records what all have done."""
+        return self.rank == 0
+
+    def shard(self, indices: torch.Tensor) -> torch.Tensor:
+        """This rank's part of what all share: consecutive, none longer than another by more than
+        one, and empty for the last ranks where there is too little."""
+        each, more = divmod(int(indices.shape[0]), self.size)
+        first = self.rank * each + min(self.rank, more)
+        return indices[first : first + each + (self.rank < more)]
+
+    def all_reduce_(self, tensor: torch.Tensor) -> None:
+        """Put the sum over all ranks into `tensor`, which every rank has on its own device."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+
+    def broadcast_(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Put what rank 0 has into the tensors of all."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+    def sum(self, values: Sequence[float]) -> List[float]:
+        """The sums over all ranks of numbers; waits for the device."""
+        if self.size == 1:
+            return [float(value) for value in values]
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def largest(self, value: float) -> float:
+        """The largest of what the ranks have; waits for the device."""
+        return value if self.size == 1 else self._reduced([value], dist.ReduceOp.MAX)[0]
+
+    def agree(self, text: str) -> bool:
+        """Whether all ranks have the same text."""
+        number = float(zlib.crc32(text.encode("utf-8")))
+        return self.largest(number) == -self.largest(-number)
+
+    def wait(self) -> None:
+        """Until every rank is here, and what it has queued is done."""
+        self.sum([0.0])
+
+    def _reduced(self, values: Sequence[float], how: Any) -> List[float]:
+        tensor = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, op=how)
+        listed: List[float] = tensor.tolist()
+        return listed
+
+
+#: The one process of a row that is not spread.
+ALONE = Group()
+
+Body = Callable[[RowContext, Group], None]
+
+
+def spread(ctx: RowContext, nproc: int, body: Body) -> None:
+    """Call `body(ctx, group)` in `nproc` processes, with a GPU each where the row runs on one; 0:
+    as many as there are GPUs. One process is this one, and nothing is forked.
+
+    To be called before the row has run any torch operation. Records `world_size`, and of more than
+    one process `backend` and `rank_devices`. A rank's log is a side file, where it has a line.
+    Raises UsageError and NotApplicableError before anything starts, and what `run_ranks` raises.
+    """
+    on_gpu = ctx.device.type == "cuda"
+    devices = _devices(ctx, nproc) if nproc != 1 else [ctx.device.type]
+    size = nproc or len(devices)
+    ctx.fact("world_size", size)
+    if size == 1:
+        body(ctx, ALONE)
+        return
+    backend = "nccl" if on_gpu else "gloo"
+    _require(ctx, size, backend)
+    ctx.fact("backend", backend)
+    ctx.fact("rank_devices", devices[:size])
+    threads = max(1, torch.get_num_threads() // size)
+    with tempfile.TemporaryDirectory(prefix="narrowgauge-ranks-") as name:
+        folder = Path(name)
+        live = functools.partial(_live, ctx, body, folder, threads, size, backend)
+        try:
+            run_ranks(size, live, folder, ctx.out)
+        finally:
+            # What is recorded of this process at the row's end is to be what the ranks ran with.
+            torch.set_num_threads(threads)
+            _take_settings(folder)
+            _keep_logs(ctx, folder, size)
+
+
+def _devices(ctx: RowContext, nproc: int) -> List[str]:
+    """The name of each device that a rank may have. Asked in a child: after asking here, no process
+    that is forked from this one could use CUDA."""
+    if ctx.device.type != "cuda":
+        return ["cpu"] * (nproc or 1)
+    if torch.cuda.is_initialized():
+        raise ExperimentFileError(
+            "the experiment used the GPU before it spread its row over processes",
+            why="a process that has begun to use CUDA cannot fork one that does",
+            next_step="call distributed.spread first, and the GPU in its body",
+        )
+    names: List[str] = facts.in_child(_gpu_names)
+    if nproc > len(names):
+        raise NotApplicableError(
+            f"-p nproc={nproc} needs a GPU for each process, and there are {len(names)}",
+            why=", ".join(names),
+            next_step=f"-p nproc={len(names)}; -p nproc=0 takes as many as there are",
+        )
+    return names
+
+
+def _gpu_names() -> List[str]:
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def _require(ctx: RowContext, size: int, backend: str) -> None:
+    profiler = profiler_of(ctx.parameters)
+    if profiler != "none":
+        raise UsageError(
+            f"-p profile={profiler} and -p nproc={size} do not go together",
+            why="a profiler watches the row's own process, which only waits for the others",
+            next_step="-p nproc=1, or no profiler",
+        )
+    there = dist.is_available()
+    if there and backend == "nccl":
+        there = dist.is_nccl_available()
+    if not there:
+        raise NotApplicableError(
+            f"-p nproc={size}: this torch has no {backend}",
+            why=f"torch {torch.__version__} was built without it",
+            next_step="-p nproc=1",
+        )
+
+
+def _live(
+    ctx: RowContext, body: Body, folder: Path, threads: int, size: int, backend: str, rank: int
+) -> None:
+    """What a rank does, in its own process."""
+    torch.set_num_threads(threads)
+    # As torchrun sets them, for libraries that look.
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ.update(WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
+    # In a container without network the host's name has no address, and this is all there is.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", _LOOPBACK)
+    device = ctx.device
+    if device.type == "cuda":
+        # unverified: ranks by NCCL | no two GPUs | tests/lab/test_training_distributed_gpu.py
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    store = f"file://{folder / 'store'}"
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=size)
+    group = Group(rank, size, backend, device)
+    group.wait()  # connections are made at the first word, which no timing should contain
+    mine = ctx.for_rank(rank, device, folder / f"rank-{rank}")
+    complete = False
+    try:
+        body(mine, group)
+        complete = True
+    finally:
+        mine.finish(complete=complete)
+    if group.speaks:
+        _leave_settings(folder)
+    group.wait()
+    dist.destroy_process_group()
+
+
+def _leave_settings(folder: Path) -> None:
+    flags: Dict[str, bool] = {
+        "benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+    (folder / _SETTINGS).write_text(json.dumps(flags), encoding="utf-8")
+
+
+def _take_settings(folder: Path) -> None:
+    if not (folder / _SETTINGS).is_file():
+        return  # rank 0 did not come to its end
+    flags = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
+    torch.backends.cudnn.benchmark = flags["benchmark"]
+    torch.backends.cudnn.deterministic = flags["cudnn_deterministic"]
+    if flags["deterministic"] != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(flags["deterministic"])  # imports half of torch
+
+
+def _keep_logs(ctx: RowContext, folder: Path, size: int) -> None:
+    """The logs that say something become side files of the row, now: it may be about to end."""
+    for rank in range(size):
+        log = log_of(folder, rank)
+        if log.is_file() and log.stat().st_size > 0:
+            kept = ctx.folder / log.name
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_bytes(log.read_bytes())
+            ctx.add_side_file(kept)
