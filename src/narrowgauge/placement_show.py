@@ -31,6 +31,8 @@ def print_plan(plan: PlacementPlan, value: str, console: Console) -> None:
         f"elsewhere: {plan.elsewhere} (batch normalisation, activations, pooling, loss, weights,"
         " optimiser)"
     )
+    if plan.convolutions_only:
+        console.print("convolutions_only: linear layers stay elsewhere, whole")
     if plan.stride_bug:
         console.print("stride_bug: the original's wrong weight gradient at stride 2 is repeated")
     console.print(_passes(plan))

@@ -120,8 +120,9 @@ class Transfers:
 class PlacementPlan:
     """A whole plan. `layers` holds fnmatch patterns of module names, each with all it places.
 
-    `elsewhere`: where all but the layers' products lives; `stride_bug`: the backend `faithful` also
-    repeats the original's wrong weight gradient at stride 2.
+    `elsewhere`: where all but the layers' products lives; `convolutions_only`: linear layers stay
+    there whole, as the original's did; `stride_bug`: the backend `faithful` also repeats the
+    original's wrong weight gradient at stride 2.
     """
 
     name: str
@@ -129,6 +130,7 @@ class PlacementPlan:
     layers: Tuple[Tuple[str, LayerPlacement], ...]
     default: LayerPlacement
     transfers: Transfers
+    convolutions_only: bool = False
     stride_bug: bool = False
 
     def placement(self, layer: str) -> LayerPlacement:
@@ -169,6 +171,7 @@ def plan_document(plan: PlacementPlan) -> Dict[str, Any]:
         "plan": {
             "name": plan.name,
             "elsewhere": plan.elsewhere,
+            "convolutions_only": plan.convolutions_only,
             "stride_bug": plan.stride_bug,
         },
         "passes": dataclasses.asdict(plan.default),
@@ -203,7 +206,7 @@ def _parse(document: Mapping[str, Any], where: str) -> PlacementPlan:
     only(document, ("plan", "passes", "transfer", "layers"), where)
     place = f"{where} [plan]"
     head = table_of(document, "plan", where, required=True)
-    only(head, ("name", "elsewhere", "stride_bug"), place)
+    only(head, ("name", "elsewhere", "convolutions_only", "stride_bug"), place)
     name = text_of(head, "name", place)
     if not _NAME.fullmatch(name) or name == NO_PLAN:
         raise PlanFileError(
@@ -218,9 +221,8 @@ def _parse(document: Mapping[str, Any], where: str) -> PlacementPlan:
         for pattern, body, extra in _patterns(document.get("layers", {}), where)
     )
     transfers = _transfers(table_of(document, "transfer", where), f"{where} [transfer")
-    plan = PlacementPlan(
-        name, elsewhere, layers, default, transfers, _flag(head, "stride_bug", False, place)
-    )
+    flags = (_flag(head, key, False, place) for key in ("convolutions_only", "stride_bug"))
+    plan = PlacementPlan(name, elsewhere, layers, default, transfers, *flags)
     _require_faithful(plan, place)
     return plan
 

@@ -15,9 +15,15 @@ def _document(
     transfer: Mapping[str, Any],
     wire: Mapping[str, str],
     elsewhere: str = "cpu",
+    convolutions_only: bool = False,
 ) -> Dict[str, Any]:
     return {
-        "plan": {"name": name, "elsewhere": elsewhere, "stride_bug": False},
+        "plan": {
+            "name": name,
+            "elsewhere": elsewhere,
+            "convolutions_only": convolutions_only,
+            "stride_bug": False,
+        },
         "passes": {each: dict(passes) for each in ("forward", "input_grad", "weight_grad")},
         "transfer": {**transfer, "wire": {each: wire.get(each, "fp32") for each in _TENSORS}},
         "layers": [],
@@ -37,16 +43,22 @@ def _hetero(precision: str, wire: str) -> Dict[str, Any]:
 
 
 def _original(precision: str) -> Dict[str, Any]:
-    """As the original did it: its engines took the precision and gave fp32 back."""
+    """As the original did it: its engines took the precision and gave fp32 back, and linear layers
+    stayed on the CPU."""
     passes = {"device": "accelerator", "precision": precision, "backend": "faithful"}
     sent = {"input": precision, "grad_output": precision}
-    return _document(f"original-{precision}", passes, _AS_THE_ORIGINAL, sent)
+    return _document(
+        f"original-{precision}", passes, _AS_THE_ORIGINAL, sent, convolutions_only=True
+    )
 
 
 def _tensorrt(precision: str) -> Dict[str, Any]:
-    """One engine per layer and pass, refitted only where the weights changed."""
+    """One engine per layer and pass, refitted only where the weights changed. Its tensors travel in
+    the type that it takes."""
     passes = {"device": "accelerator", "precision": precision, "backend": "tensorrt"}
-    return _document(f"tensorrt-{precision}", passes, _PER_CALL, {})
+    return _document(
+        f"tensorrt-{precision}", passes, _PER_CALL, dict.fromkeys(_TENSORS, precision)
+    )
 
 
 _BEST = {"policy": "overlapped", "resident": True, "weights": "dirty", "pieces": 0}

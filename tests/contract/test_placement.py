@@ -222,6 +222,7 @@ _WRONG: List[Tuple[str, Any, str]] = [
     ("plan/name", "a,b", "'a,b' cannot be a plan's name"),
     ("plan/name", "none", "'none' cannot be a plan's name"),
     ("plan/name", 3, "lacks the text 'name'"),
+    ("plan/convolutions_only", 1, "should be true or false, not 1"),
     ("plan/stride_bug", "yes", "should be true or false, not 'yes'"),
     ("plan/stride_bug", True, "stride_bug is of the backend 'faithful'"),
     ("passes/precison", "fp32", "unknown key 'precison'(.|\n)*did you mean 'precision'"),

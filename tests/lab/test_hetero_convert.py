@@ -66,6 +66,17 @@ def test_what_it_cannot_place_is_left_alone_with_its_reason() -> None:
     assert len(converted.facts()["left_alone"]) == len(found)
 
 
+def test_a_plan_of_convolutions_only_leaves_linear_layers_where_they_are() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
+    plan = parse_plan(BUILTIN["original-fp32"], "test")
+    converted = convert(model, plan, torch.device("cpu"))
+
+    (left,) = converted.left_alone
+    assert (left.name, left.reason) == ("2", "the plan places convolutions only")
+    assert type(model[2]) is nn.Linear
+    assert [name for name, _ in converted.placements] == ["0"]
+
+
 @pytest.mark.skipif(torch_compat.torch_version() < (1, 9), reason="padding is numbers only")
 @pytest.mark.parametrize("name", ["same", "valid"])
 def test_padding_in_words(name: str) -> None:

@@ -197,6 +197,7 @@ def test_any_pattern_survives_toml(layers: dict[str, LayerPlacement], resident: 
         tuple(layers.items()),
         LayerPlacement(_INT8, _FP32, _FAITHFUL),
         Transfers(resident=resident, pieces=3, wire={"output": "bf16"}),
+        convolutions_only=resident,
         stride_bug=True,
     )
 

@@ -124,7 +124,7 @@ def convert(
         raise NotApplicableError(f"there is no {accelerator} here", why="torch finds no GPU")
     require_policy(plan.transfers.policy, accelerator)
     home = home_of(plan, accelerator)
-    layers, left_alone = _found(model)
+    layers, left_alone = _found(model, plan.convolutions_only)
     _require_matches(plan, [name for name, _, _ in layers], left_alone)
     _require_home(model, home)
     placements = [(name, plan.placement(name)) for name, _, _ in layers]
@@ -195,7 +195,7 @@ def _pair(values: Sequence[int]) -> Tuple[int, int]:
 
 
 def _found(
-    model: nn.Module,
+    model: nn.Module, convolutions_only: bool
 ) -> Tuple[List[Tuple[str, Layer, Problem]], List[LeftAlone]]:
     """The layers that can be placed, by their first names, and those that cannot."""
     layers: List[Tuple[str, Any, Problem]] = []
@@ -204,6 +204,8 @@ def _found(
         if not isinstance(module, _RELATED):
             continue
         problem = problem_of(module)
+        if convolutions_only and isinstance(module, nn.Linear):
+            problem = "the plan places convolutions only"
         if isinstance(problem, str):
             left_alone.append(LeftAlone(name, type(module).__name__, problem))
         else:
