@@ -118,5 +118,6 @@ def bench_gpu(session: nox.Session) -> None:
     """What the timing harness, the energy windows and the fused kernels are worth, on a GPU host
     with the kernels built; the harness needs cuda-bench."""
     python = session.posargs[0] if session.posargs else LAB_PYTHON
-    for script in ("harness/bench.py", "energy/bench.py", "kernels/fake_quantize.py"):
+    for script in ("harness/bench.py", "energy/bench.py", "kernels/fake_quantize.py",
+                   "kernels/wire.py"):  # fmt: skip
         session.run(python, f"benchmarks/{script}", env={"PYTHONPATH": "src"}, external=True)

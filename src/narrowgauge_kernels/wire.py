@@ -6,14 +6,15 @@
 | values | as x         | int8 from -127 to 127, in the order of memory of x                     |
 | scale  | [C]          | float32; x is about values · scale                                     |
 
-scale is the largest magnitude of the channel / 127, at least 2^-126, and 1 where all are zero. A
-channel with a NaN has a NaN for its scale, one with an infinity an infinity; their values are 0, so
-that both unpack to NaN: what overflowed never comes back as a number.
+scale is the largest magnitude of the channel / 127, at least 2^-126, at most what 127 times is
+still finite, and 1 where all are zero. A channel with a NaN has a NaN for its scale, one with an
+infinity an infinity; their values are 0, so that both unpack to NaN: what overflowed never comes
+back as a number.
 
 v = x times the rounded reciprocal of scale, in float32, lowered or raised to ±127. Without a seed v
 is rounded half to even. With one it goes to the integer on either side with the probability of its
-nearness, by a hash of the seed and of the element's index in the order of [B, C, ...]: the same bits
-on every device, in every memory format, by any number of threads.
+nearness, by a hash of the seed and of the element's index in the order of [B, C, ...]: the same
+bits on every device, in every memory format, by any number of threads.
 
 A CUDA kernel also reads and writes page-locked tensors of the CPU, wherever one stands in the place
 of a CUDA tensor here: they are *mapped*. It does so when the stream gets there, so such a tensor
@@ -31,14 +32,18 @@ from narrowgauge_kernels.library import require
 __all__ = [
     "mapped_copy",
     "pack_int8",
+    "pack_int8_example",
     "pack_int8_into",
+    "pack_int8_ref",
     "unpack_int8",
+    "unpack_int8_example",
     "unpack_int8_into",
+    "unpack_int8_ref",
 ]
 
 _LARGEST = 127
-#: Of a scale: its reciprocal is finite then.
-_LEAST_SCALE = 2.0**-126
+#: Of scales: the reciprocal of one and 127 times the other are finite.
+_LEAST_SCALE, _MOST_SCALE = 2.0**-126, float.fromhex("0x1.020406p+121")
 _M32, _M64 = 2**32 - 1, 2**64 - 1
 
 
@@ -131,9 +136,8 @@ def pack_int8_ref(
         largest = wide.abs().transpose(0, 1).reshape(channels, -1).max(dim=1)[0]
     else:
         largest = wide.new_zeros(channels)
-    scale = (largest / _LARGEST).clamp(min=_LEAST_SCALE)
-    # clamp of torch 1.8 does not keep NaN on every device.
-    scale = torch.where(torch.isnan(largest), largest, scale)
+    scale = (largest / _LARGEST).clamp(_LEAST_SCALE, _MOST_SCALE)
+    scale = torch.where(torch.isfinite(largest), scale, largest)
     scale = torch.where(largest == 0, torch.ones_like(scale), scale)
     finite = torch.isfinite(scale)
     reciprocal = torch.where(finite, 1 / scale, torch.zeros_like(scale)).reshape(along)
@@ -160,9 +164,9 @@ def _draws(shape: Tuple[int, ...], seed: int, first: int, device: torch.device) 
     """Numbers within (0, 1) in steps of 2^-23, for the elements `first` and on."""
     count = 1
     for size in shape:
-        count *= int(size)  # to TorchScript's tracer a size is a tensor, and 64 bits are too few
+        count *= size
     pieces = []
-    begin = first = int(first)
+    begin = first
     while begin < first + count:
         high = begin >> 32
         end = min(first + count, (high + 1) << 32)
@@ -191,3 +195,14 @@ def _hash(low: torch.Tensor, key: int, other_key: int) -> torch.Tensor:
     bits = bits ^ (bits >> 15)
     bits = ((bits + other_key) * 0x846CA68B) & _M32
     return bits ^ (bits >> 16)
+
+
+def pack_int8_example(generator: torch.Generator) -> Tuple[torch.Tensor, int]:
+    """Inputs for the self-check: numbers whose draws float64 decides as float32 does; a seed."""
+    return torch.randn((3, 5, 7, 9), generator=generator), 0
+
+
+def unpack_int8_example(generator: torch.Generator) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Inputs for the self-check."""
+    values = torch.randint(-127, 128, (3, 5, 37), generator=generator).to(torch.int8)
+    return values, torch.rand(5, generator=generator) * 0.01

@@ -15,18 +15,10 @@
 
 #include <cstdint>
 
+#include "float16.h"
+
 namespace narrowgauge {
 namespace fake_quantize {
-
-// 16-bit floats as bits: the instruction sets' files see no header whose inline functions the linker
-// could take from the wrong one of them.
-struct Half {
-  std::uint16_t bits;
-};
-
-struct BFloat16 {
-  std::uint16_t bits;
-};
 
 template <typename T>
 struct Wide {
