@@ -23,6 +23,7 @@ from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.layers.hetero.convert import convert, home_of
 from narrowgauge_lab.layers.hetero.late import deferred_weight_grads
 from narrowgauge_lab.layers.hetero.ledger import Ledger
+from narrowgauge_lab.layers.hetero.locking import lock_pages
 from narrowgauge_lab.layers.hetero.overflow import OverflowWatch, TensorStatistics
 from narrowgauge_lab.layers.passes.primitives import float32_math
 from narrowgauge_lab.measure import probe
@@ -72,6 +73,7 @@ class Placed:
         # unverified: training by a plan on a GPU | no GPU | tests/lab/test_training_plan_gpu.py
         self._ctx, self._model, self.plan = ctx, model, plan
         self.mode = precision.enter("fp32", home_of(plan, ctx.device))
+        lock_pages(plan, ctx.device)
         self.converted = convert(model, plan, ctx.device)
         # What native layers compute in is a matter of flags; placed ones set their own.
         torch_compat.allow_tf32(self.converted.native_precision == "tf32")

@@ -52,7 +52,7 @@ def _scales(channels: int) -> int:
 
 
 def _faithful_bytes(batch: int) -> int:
-    """The original algorithm's bytes of a step at fp32: of the convolutions, which are all it sends."""
+    """The original algorithm's bytes of a step at fp32, of convolutions: all that it sends."""
     total = 0
     for number, ((c, s), (k, t)) in enumerate(_CONVOLUTIONS):
         problem = Problem("conv2d", (s // t, s // t), (1, 1))
