@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from narrowgauge import statistics
 from narrowgauge.draw_ladder import ladder_size, paint_ladder
 from narrowgauge.draw_spans import has_traces, span_pictures
+from narrowgauge.draw_stacked import paint_stacks, stacks_size
 from narrowgauge.ladder import climbs_of, ladder_csv, ladder_markdown
 from narrowgauge.noise import Floors
 from narrowgauge.side_files import side_file
 from narrowgauge.statistics import Configuration
 from narrowgauge.store import RunFolder
 from narrowgauge.tables import write_tables
-from narrowgauge.view import number
+from narrowgauge.units import number
 from narrowgauge_contract.drawing import Drawing
 from narrowgauge_contract.errors import DamagedRecordError
 from narrowgauge_contract.outcome import Row
@@ -93,6 +94,7 @@ def _paint(drawing: Drawing, record: Record, folder: RunFolder, floors: Floors) 
         "bar": lambda: _bars(drawing, record),
         "confusion": lambda: _confusions(drawing, record, folder),
         "ladder": lambda: _ladders(drawing, record, floors),
+        "stacked": lambda: _stacks(drawing, record),
     }
     return painters[drawing.kind]()
 
@@ -117,6 +119,8 @@ def _figure(width: float, height: float, title: str, record: Record) -> Figure:
 
     picture = Figure(figsize=(width, height))
     note = " · made-up data" if record.synthetic else ""
+    if any("stand-in" in str(row.facts.get("accelerator", "")) for row in record.rows):
+        note += " · the CPU stands in for an accelerator"
     picture.suptitle(title + note, fontsize=12, fontweight="bold", x=0.02, ha="left")
     return picture
 
@@ -179,9 +183,39 @@ def _bars(drawing: Drawing, record: Record) -> Iterator[tuple[str, Figure]]:
     metrics = [name for name in drawing.metrics if any(each.figures(name) for each in found)]
     if not metrics:
         return
-    names = statistics.varying(found)
+    for label, group, names in _pages(found):
+        name, title = _called(drawing, label)
+        yield name, _bar_picture(drawing, record, group, metrics, names, title)
+
+
+def _stacks(drawing: Drawing, record: Record) -> Iterator[tuple[str, Figure]]:
+    """Bars of parts, one per configuration, and beside them what others published."""
+    if drawing.stack is None:
+        return
+    valid = [each for each in statistics.configurations(record.rows) if each.valid]
+    found = [each for each in valid if any(each.figures(name) for name in drawing.metrics)]
+    for label, group, names in _pages(found):
+        name, title = _called(drawing, label)
+        picture = _figure(*stacks_size(drawing, group), title, record)
+        paint_stacks(picture, drawing, group, [each.label(names) for each in group])
+        yield name, picture
+
+
+def _called(drawing: Drawing, label: str) -> tuple[str, str]:
+    """The name and the title of one of several pictures."""
+    if not label:
+        return drawing.name, drawing.title
+    return f"{drawing.name}-{_file_word(label)}", f"{drawing.title} · {label}"
+
+
+def _pages(
+    found: Sequence[Configuration],
+) -> Iterator[tuple[str, Sequence[Configuration], list[str]]]:
+    """What goes into one picture, with what all of it has in common and what it differs in."""
+    names = list(statistics.varying(found))
     if len(found) <= _MOST_BARS:
-        yield drawing.name, _bar_picture(drawing, record, found, metrics, names, drawing.title)
+        if found:
+            yield "", found, names
         return
     fastest = _fastest(found, names)
     rest = [name for name in names if name != fastest]
@@ -189,8 +223,7 @@ def _bars(drawing: Drawing, record: Record) -> Iterator[tuple[str, Figure]]:
     for each in found:
         groups.setdefault(each.label(rest), []).append(each)
     for label, group in groups.items():
-        name, title = f"{drawing.name}-{_file_word(label)}", f"{drawing.title} · {label}"
-        yield name, _bar_picture(drawing, record, group, metrics, [fastest], title)
+        yield label, group, [fastest]
 
 
 def _fastest(found: Sequence[Configuration], names: Sequence[str]) -> str:

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from narrowgauge_contract.spec import Parameter, Scalar
 
 __all__ = [
+    "Beside",
     "Drawing",
     "Ladder",
+    "Stack",
     "named_parameter",
     "named_values",
     "parse_drawings",
@@ -26,6 +28,7 @@ _KEYS: Dict[str, Tuple[str, ...]] = {
     "bar": ("metrics", "x", "y"),
     "confusion": ("side_file", "x", "y"),
     "ladder": ("parameter", "metric", "order", "ends", "names"),
+    "stacked": ("parameter", "metrics", "names", "beside", "x"),
 }
 
 
@@ -47,11 +50,37 @@ class Ladder:
 
 
 @dataclasses.dataclass(frozen=True)
+class Beside:
+    """Figures from elsewhere that stand beside stacked bars: `name` says from where. `values`: per
+    value of the stack's parameter, metric -> figure, in the metrics' own unit."""
+
+    name: str
+    values: Dict[Scalar, Dict[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Stacked bars: the drawing's metrics, which are parts of a whole, one after the other.
+
+    `names` says how metrics are called in the picture; `beside` is what others published, by values
+    of `parameter`.
+    """
+
+    parameter: str
+    names: Dict[str, str] = dataclasses.field(default_factory=dict)
+    beside: Tuple[Beside, ...] = ()
+
+    def name_of(self, metric: str) -> str:
+        return self.names.get(metric, metric.replace("_", " "))
+
+
+@dataclasses.dataclass(frozen=True)
 class Drawing:
     """A picture.
 
     `curve` and `bar` draw `metrics` (over the metric's own index); `confusion` draws `side_file`,
-    a JSON file with `labels` and `counts[true][predicted]`; `ladder` draws `ladder`.
+    a JSON file with `labels` and `counts[true][predicted]`; `ladder` draws `ladder`; `stacked`
+    draws `metrics` as `stack` says.
     """
 
     name: str
@@ -62,6 +91,7 @@ class Drawing:
     x: str = ""
     y: str = ""
     ladder: Optional[Ladder] = None
+    stack: Optional[Stack] = None
 
 
 def parse_drawings(
@@ -92,6 +122,7 @@ def _parse_drawing(
         x=body.get("x", ""),
         y=body.get("y", ""),
         ladder=_parse_ladder(body, parameters, f"{where} '{name}'") if kind == "ladder" else None,
+        stack=_parse_stack(body, parameters, f"{where} '{name}'") if kind == "stacked" else None,
     )
 
 
@@ -118,6 +149,55 @@ def _parse_ladder(
         ends=(ends[0], ends[1]),
         names=named_values(body, "names", parameter, where),
     )
+
+
+def _parse_stack(body: Mapping[str, Any], parameters: Mapping[str, Parameter], where: str) -> Stack:
+    parameter = named_parameter(body, parameters, where)
+    metrics = names_of(body, "metrics", where)
+    if len(metrics) < 2 or len(set(metrics)) < len(metrics):
+        raise ExperimentFileError(f"{where}: 'metrics' should be two or more different ones")
+    names = body.get("names", {})
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise ExperimentFileError(f"{where}: 'names' should be a table from metrics to names")
+    only(names, metrics, f"{where} names")
+    tables = body.get("beside", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ExperimentFileError(f"{where}: 'beside' should be a list of tables")
+    beside = tuple(_parse_beside(table, parameter, metrics, f"{where} beside") for table in tables)
+    return Stack(parameter.name, dict(names), beside)
+
+
+def _parse_beside(
+    body: Mapping[str, Any], parameter: Parameter, metrics: Tuple[str, ...], where: str
+) -> Beside:
+    """`metrics` lists what the figures of a row in `values` are of, in their order; figures of a
+    metric that is listed twice add up. `scale` brings them to the metrics' unit."""
+    only(body, ("name", "metrics", "scale", "values"), where)
+    columns, scale, rows = (
+        names_of(body, "metrics", where),
+        body.get("scale", 1),
+        body.get("values"),
+    )
+    unknown = [name for name in columns if name not in metrics]
+    if unknown or not columns:
+        raise ExperimentFileError(f"{where}: {', '.join(unknown) or 'nothing'} is stacked here")
+    if not _is_number(scale) or not isinstance(rows, dict):
+        raise ExperimentFileError(f"{where}: 'scale' is a number, and 'values' a table of lists")
+    values: Dict[Scalar, Dict[str, float]] = {}
+    for word, figures in rows.items():
+        fits = isinstance(figures, list) and len(figures) == len(columns)
+        if not fits or not all(_is_number(each) and each >= 0 for each in figures):
+            raise ExperimentFileError(
+                f"{where}: '{word}' should have {len(columns)} figures, one per metric listed"
+            )
+        summed = values.setdefault(parameter.parse(word), {})
+        for column, each in zip(columns, figures):
+            summed[column] = summed.get(column, 0.0) + each * scale
+    return Beside(text_of(body, "name", where), values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def values_of(

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from typing import Any, ContextManager, Dict, Iterator, List, Optional, Tuple
+from typing import Any, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -161,6 +161,7 @@ class RecordedSpans(Spans):
         #: Whether spans that begin now are still kept.
         self.open = True
         self._taken: List[_Taken] = []
+        self._added: List[TraceEvent] = []
         self._clock = GpuClock(device) if device.type == "cuda" else None
         self._main = threading.get_ident()
 
@@ -188,10 +189,15 @@ class RecordedSpans(Spans):
             taken.stream = int(stream.cuda_stream)
         self._taken.append(taken)
 
+    def add(self, events: Sequence[TraceEvent]) -> None:
+        """Keep what another clockwork saw meanwhile, by the host's clock; see `Ledger`."""
+        if self.open:
+            self._added += events
+
     def finish(self) -> Tuple[List[TraceEvent], Dict[str, float]]:
         """The spans as events, and how well the GPU's clock was known. Synchronises the device."""
         threads = _numbered([taken.thread for taken in self._taken], first=self._main)
-        events = [_on_host(taken, threads[taken.thread]) for taken in self._taken]
+        events = [_on_host(taken, threads[taken.thread]) for taken in self._taken] + self._added
         if self._clock is None:
             return events, {}
         self._clock.close()
