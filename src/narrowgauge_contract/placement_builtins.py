@@ -56,9 +56,7 @@ def _tensorrt(precision: str) -> Dict[str, Any]:
     """One engine per layer and pass, refitted only where the weights changed. Its tensors travel in
     the type that it takes."""
     passes = {"device": "accelerator", "precision": precision, "backend": "tensorrt"}
-    return _document(
-        f"tensorrt-{precision}", passes, _PER_CALL, dict.fromkeys(_TENSORS, precision)
-    )
+    return _document(f"tensorrt-{precision}", passes, _PER_CALL, dict.fromkeys(_TENSORS, precision))
 
 
 _BEST = {"policy": "overlapped", "resident": True, "weights": "dirty", "pieces": 0}

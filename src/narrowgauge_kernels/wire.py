@@ -136,7 +136,8 @@ def pack_int8_ref(
         largest = wide.abs().transpose(0, 1).reshape(channels, -1).max(dim=1)[0]
     else:
         largest = wide.new_zeros(channels)
-    scale = (largest / _LARGEST).clamp(_LEAST_SCALE, _MOST_SCALE)
+    # By a tensor: CUDA divides by a number as it multiplies by the reciprocal, one bit off.
+    scale = (largest / torch.full_like(largest, _LARGEST)).clamp(_LEAST_SCALE, _MOST_SCALE)
     scale = torch.where(torch.isfinite(largest), scale, largest)
     scale = torch.where(largest == 0, torch.ones_like(scale), scale)
     finite = torch.isfinite(scale)
@@ -162,11 +163,12 @@ def unpack_int8_ref(
 
 def _draws(shape: Tuple[int, ...], seed: int, first: int, device: torch.device) -> torch.Tensor:
     """Numbers within (0, 1) in steps of 2^-23, for the elements `first` and on."""
+    # Under torch 1.8's tracer, by which the precision probe looks at it, sizes are int8 tensors.
     count = 1
     for size in shape:
-        count *= size
+        count *= int(size)
     pieces = []
-    begin = first
+    begin = first = int(first)
     while begin < first + count:
         high = begin >> 32
         end = min(first + count, (high + 1) << 32)

@@ -182,6 +182,8 @@ class Placed:
                 form = placed.precision
                 if products.get(layer, {}).get(name, "").endswith("float64"):
                     form = "fp64"  # exact products of int8, where there is no int8 product
+                elif placed.backend == "faithful" and device == "cpu":
+                    form = "fp32"  # of rounded values: a stand-in may have no fp16 product
                 wanted.add((device, form))
                 seen = name == "forward" or torch_compat.has_dispatch_mode()
                 if seen and placed.backend != "tensorrt":

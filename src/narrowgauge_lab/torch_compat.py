@@ -51,7 +51,12 @@ __all__ = [
 
 def torch_version() -> Tuple[int, int]:
     """Major and minor version of torch; `1.8.0+cu111` and `2.13.0.dev1` both parse."""
-    major, minor = torch.__version__.split("+")[0].split(".")[:2]
+    return _major_and_minor(torch.__version__)
+
+
+@functools.lru_cache(maxsize=None)
+def _major_and_minor(version: str) -> Tuple[int, int]:
+    major, minor = version.split("+")[0].split(".")[:2]
     return int(major), int(minor)
 
 
@@ -102,6 +107,7 @@ def autocast(device: torch.device, dtype: torch.dtype) -> ContextManager[Any]:
     return torch.autocast(device.type, dtype=dtype, cache_enabled=False)
 
 
+@functools.lru_cache(maxsize=None)
 def _per_operator_math() -> bool:
     """torch 2.9 replaced `allow_tf32` by `fp32_precision`; mixing the two is an error there."""
     return hasattr(torch.backends.cudnn, "conv")

@@ -124,6 +124,21 @@ def test_native_layers_stay_torchs_own_unless_somebody_looks() -> None:
     assert len(watched.runners) == 5
 
 
+@pytest.mark.parametrize(
+    ("precision", "first", "expected"),
+    [("fp32", "fp32", "fp32"), ("bf16", "bf16", ""), ("bf16", "fp32", "fp32")],
+)
+def test_the_float32_of_placed_layers_is_told_where_none_is_native(
+    precision: str, first: str, expected: str
+) -> None:
+    said = plan(precision, layers={"first": {"precision": first}})
+    try:
+        converted = convert(residual(), said, STAND_IN)
+    except NotApplicableError as error:
+        pytest.skip(error.why)
+    assert (converted.native, converted.native_precision) == ((), expected)
+
+
 def _refused(kind: type, match: str, said: Any, model: Any = None) -> None:
     model = model if model is not None else residual()
     before = [type(each) for each in model.modules()]

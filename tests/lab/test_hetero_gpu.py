@@ -51,6 +51,7 @@ def _placed(model: nn.Module, mode: str = "off", **said: Any) -> Converted:
 
 
 def _off(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    ours, theirs = ours.detach(), theirs.detach()
     return float((ours.double() - theirs.double()).abs().max() / theirs.abs().max())
 
 

@@ -52,6 +52,15 @@ def test_they_are_views_of_one_memory_that_autograd_takes_over() -> None:
     assert all(bool(torch.isfinite(each.grad).all()) for each in model.parameters())
 
 
+def test_a_weight_in_another_order_of_memory_has_its_gradient_at_once() -> None:
+    """`backward` copies such a gradient into the weight's order, before the pass ends."""
+    model = residual().to(memory_format=torch.channels_last)
+    placed(model, pieces=1)
+    with deferred_weight_grads():
+        loss_of(model, images()).backward()
+    assert all(bool(torch.isfinite(each.grad).all()) for each in model.parameters())
+
+
 @_waits
 def test_nothing_is_filled_before_the_end_and_it_shows() -> None:
     """A gradient that is read too early is NaN, never a number of an earlier step."""

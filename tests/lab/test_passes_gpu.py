@@ -29,8 +29,9 @@ from narrowgauge_lab.measure import probe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:::torch")]
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
-#: |error| / |product|: of 3 and of 4 significant bits, of 127 steps, of 8 and 11 bits, of float32.
-LIMITS = {"fp32": 5e-6, "tf32": 2e-3, "bf16": 8e-3, "fp16": 1e-3, "int8": 2.5e-2, "fp8": 0.12}
+#: |error| / |product|: of 3 and of 4 significant bits, of 127 steps, of 8 and 11 bits, of float32,
+#: whose products may be Winograd's: those transform by factors that cost it some bits.
+LIMITS = {"fp32": 2e-5, "tf32": 2e-3, "bf16": 8e-3, "fp16": 1e-3, "int8": 2.5e-2, "fp8": 0.12}
 #: Layers whose products fill several tiles and blocks, aligned and not.
 LARGE = (
     conv("large 3x3", (4, 256, 14, 14), (256, 256, 3, 3), (1, 1), (1, 1)),
@@ -69,7 +70,7 @@ def test_fp32_is_strict_and_tf32_is_not_whatever_the_flags_say(case: Case, flag:
 
     assert max(strict.values()) < LIMITS["fp32"], strict
     if case in LARGE:  # small products may run without matrix units
-        assert min(reduced.values()) > 1e-5, reduced
+        assert min(reduced.values()) > 5e-5, reduced
     assert set(after.values()) == {flag}
 
 

@@ -180,6 +180,17 @@ def test_the_original_had_no_loss_scaling_and_has_none_here() -> None:
     assert placed._scales_loss(_plan("hetero-fp32", wire="fp16"))
 
 
+@pytest.mark.parametrize("name", ["original-fp32", "original-fp16"])
+def test_the_original_trains_on_a_stand_in_in_what_it_multiplies(tmp_path: Path, name: str) -> None:
+    case = Case(tmp_path)
+    _train(case, _plan(name), 2)
+
+    row = case.row()
+    assert row.validity.valid, row.validity.reasons
+    assert row.facts["precision_ran"] == "fp32", "of values that fp16 has, where that was asked for"
+    assert [each["name"] for each in row.facts["placed"]["left_alone"]] == ["linear"]
+
+
 class _Overflowing(SmallNet):
     """Whose second layer gives infinity from the first update on."""
 

@@ -96,6 +96,9 @@ def _seconds(stream: Any, run: Callable[[], None]) -> float:
     of some timings, the first left out."""
     taken = []
     with torch.cuda.stream(stream):
+        # A kernel is loaded at its first launch, which may wait for the device, and that is held.
+        run()
+        stream.synchronize()
         for _ in range(_TIMINGS + 1):
             began = torch.cuda.Event(enable_timing=True)
             ended = torch.cuda.Event(enable_timing=True)

@@ -46,7 +46,9 @@ class Converted:
 
     `native`: layers that all three passes leave where everything lives, in one plain precision:
     they stay torch's own. `native_precision` is that precision (fp32 or tf32), which whoever trains
-    sets by `torch_compat.allow_tf32`; empty where no layer is native.
+    sets by `torch_compat.allow_tf32`. Where no layer is native it is that of all placed float32
+    products, which set it by themselves where it is not set, at some 80 us a product; empty where
+    they have none or both.
     """
 
     model: nn.Module
@@ -130,6 +132,7 @@ def convert(
     placements = [(name, plan.placement(name)) for name, _, _ in layers]
     watched = ledger is not None and ledger.mode != "off"
     native, precision = ([], "") if watched else _native(placements, plan, accelerator)
+    precision = precision or _placed_precision(placements)
     bus = Bus(accelerator, plan.transfers, ledger)
     runners: Dict[str, Runner] = {}
     refused: List[Tuple[str, NotApplicableError]] = []
@@ -267,6 +270,13 @@ def _native(
     if len(used) != 1 or (used[0] == "tf32" and accelerator.type != "cuda"):
         return [], ""
     return found[used[0]], used[0]
+
+
+def _placed_precision(placements: Sequence[Tuple[str, LayerPlacement]]) -> str:
+    """The one precision of all float32 products by torch, wherever they are; or none."""
+    passes = [placement.of(name) for _, placement in placements for name in PASSES]
+    used = {each.precision for each in passes if each.backend == "torch"} & {"fp32", "tf32"}
+    return used.pop() if len(used) == 1 else ""
 
 
 def _refusal(

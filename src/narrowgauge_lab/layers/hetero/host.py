@@ -11,6 +11,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
+from narrowgauge_kernels import pinned
+
 __all__ = ["HostMemory", "channels_last", "dense", "elements", "like"]
 
 #: How torch and CUDA say that there is no more page-locked memory, or none at all.
@@ -103,14 +105,10 @@ class HostMemory:
 
 def _locks_by_itself() -> bool:
     """Whether the kernels' allocator page-locks all CPU tensors."""
-    from narrowgauge_kernels import pinned
-
     return bool(pinned.is_installed())
 
 
 def _statistics() -> Any:
-    from narrowgauge_kernels import pinned
-
     return pinned.statistics()
 
 

@@ -32,6 +32,8 @@ class Lanes:
         self.down: Any = None
         self.side: Any = None
         self._cuda = device.type == "cuda"
+        #: The lane that `on` made current, since `begin`.
+        self._on: Any = None
         self._events: List[Any] = []
         self._next = 0
         if not self._cuda:
@@ -45,17 +47,20 @@ class Lanes:
 
     def begin(self) -> Any:
         """What `end` wants: the stream that is the current one."""
+        self._on = None
         return torch.cuda.current_stream() if self._cuda else None
 
     def end(self, home: Any) -> None:
         """Make that stream the current one again."""
+        self._on = None
         if self._cuda:
             torch_compat.set_stream(home)
 
     def on(self, lane: Any) -> None:
-        """Make a lane the current stream."""
-        if self._cuda:
+        """Make a lane the current stream, between `begin` and `end`."""
+        if lane is not self._on:
             torch_compat.set_stream(lane)
+            self._on = lane
 
     def mark(self, lane: Any) -> Any:
         """An event: all that is queued on the lane now."""

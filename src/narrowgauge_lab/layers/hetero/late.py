@@ -160,6 +160,8 @@ class LateGradients:
 
 
 def _is_left_alone(parameter: torch.Tensor) -> bool:
-    """Whether nothing will read its gradient before the pass ends, as far as its own state says."""
+    """Whether nothing will read its gradient before the pass ends, as far as its own state says.
+    Late ones are contiguous: for a parameter of another order `backward` would copy them."""
     hooks = parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)
-    return parameter.is_leaf and parameter.grad is None and not any(hooks)
+    plain = parameter.is_leaf and parameter.is_contiguous()
+    return plain and parameter.grad is None and not any(hooks)

@@ -28,6 +28,7 @@ DTYPES = {
 class FloatPasses:
     """`forward` and `input_grad` give the precision's own dtype, or `result_dtype`; `weight_grad`
     float32. What is quantised is taken for the values that it stands for. `seed` is not used here.
+    Nothing is differentiated: operands are detached, which costs less than `no_grad` around them.
     """
 
     def __init__(
@@ -56,7 +57,6 @@ class FloatPasses:
         del seed
         return self.prepared_input(grad)
 
-    @torch.no_grad()
     def forward(
         self, x: Operand, weight: torch.Tensor, bias: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
@@ -75,7 +75,6 @@ class FloatPasses:
                 )  # fmt: skip
         return result.to(self.result_dtype)
 
-    @torch.no_grad()
     def input_grad(
         self, grad: Operand, weight: torch.Tensor, input_shape: Sequence[int], seed: int = 0
     ) -> torch.Tensor:
@@ -89,7 +88,6 @@ class FloatPasses:
                 result = input_gradient(self.problem, from_above, kernel, input_shape)
         return result.to(self.result_dtype)
 
-    @torch.no_grad()
     def weight_grad(
         self, grad: Operand, x: Operand, weight_shape: Sequence[int], seed: int = 0
     ) -> torch.Tensor:
