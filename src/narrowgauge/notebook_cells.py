@@ -183,4 +183,29 @@ panel.set_xlabel(f"{ladder.metric} ({unit_of(ladder.metric)})")
 picture.suptitle(drawing.title)
 plt.show()"""
 
-PICTURES = {"curve": _CURVE, "bar": _BAR, "confusion": _CONFUSION, "ladder": _LADDER}
+_STACKED = """
+metrics = [name for name in drawing.metrics if unit_of(name)]
+picture, panel = plt.subplots(figsize=(9, 1.5 + 0.4 * len(shown)))
+for place, rows in enumerate(shown.values()):
+    reached = 0.0
+    for number, name in enumerate(metrics):
+        found = figures(rows, name)
+        part = median(found) if found else 0.0
+        panel.barh(place, part, left=reached, color=f"C{number % 10}",
+                   label=drawing.stack.name_of(name) if place == 0 else None)
+        reached += part
+panel.set_yticks(range(len(shown)))
+panel.set_yticklabels(list(shown))
+panel.invert_yaxis()
+panel.set_xlabel(f"{drawing.x} ({unit_of(metrics[0])})" if metrics else drawing.x)
+panel.legend()
+picture.suptitle(drawing.title)
+plt.show()"""
+
+PICTURES = {
+    "curve": _CURVE,
+    "bar": _BAR,
+    "confusion": _CONFUSION,
+    "ladder": _LADDER,
+    "stacked": _STACKED,
+}

@@ -35,6 +35,9 @@ _PACKAGES = (
 _NEEDS = {
     "narrowgauge_lab.measure.dispatching": "torch.utils._python_dispatch",
     "narrowgauge_lab.engines.own.gpu.kernels": "triton",
+    "narrowgauge_lab.layers.passes.triton_kernels": "triton",
+    "narrowgauge_lab.layers.passes.launches": "triton",
+    "narrowgauge_lab.layers.passes.implicit": "triton",
 }
 
 #: Libraries that the NVIDIA runtime mounts from the host; a build has none of them, nor has a PC

@@ -249,7 +249,8 @@ def test_an_experiment_that_is_not_there(board: Board) -> None:
     for name in ("resnett", "../experiments/mnist", "mnist/", "."):
         done = board.run("jetson.sh", name)
         assert done.returncode == ExitCode.USAGE
-        assert "mnist noise-floor resnet" in done.stderr
+        known = [path.parent.name for path in sorted(ROOT.glob("experiments/*/experiment.toml"))]
+        assert f"one of: {' '.join(known)}" in done.stderr
     assert board.calls() == []
 
 

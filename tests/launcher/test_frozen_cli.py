@@ -40,6 +40,8 @@ narrowgauge notebook [EXPERIMENT] --on --port --write --results --data --project
 narrowgauge placement
 narrowgauge placement list --json
 narrowgauge placement show PLAN --toml --json
+narrowgauge placement solve [RUN] --network-elsewhere --precision --memory --what-if --row --out \
+--results --project --json
 narrowgauge plan EXPERIMENT --on --executor --profile -p/--parameter... --seed --results --data \
 --project --json
 narrowgauge results --experiment --status --limit --results --project --json

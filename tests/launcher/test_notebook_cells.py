@@ -80,6 +80,12 @@ def _whole() -> dict[str, Any]:
             "names": {"fp32": "full"},
         }
     )  # fmt: skip
+    body["draw"].append(
+        {
+            "name": "parts", "kind": "stacked", "title": "Parts", "parameter": "precision",
+            "metrics": ["images_per_second", "nothing_measured_this"], "x": "per second",
+        }
+    )  # fmt: skip
     body["summary"] = {
         "parameter": "precision", "metric": "images_per_second", "order": ["bf16", "fp32"],
         "baseline": "fp32", "better": "more", "line": "{name} is {ratio:.1f} times as fast",
@@ -194,7 +200,7 @@ def test_its_cells_run_the_lab_and_show_what_it_measured(tmp_path: Path) -> None
     assert "precision=bf16\n    accuracy: 98.1 % (98 to 98.2; n=3)" in done.stdout
     assert "fp32 is 1.0 times as fast" in done.stdout
     pictures = sorted(tmp_path.glob("picture-*.png"))
-    assert len(pictures) == 5, "loss, speed, ladder, and a confusion matrix of each precision"
+    assert len(pictures) == 6, "loss, speed, ladder, parts, a confusion matrix of each precision"
     assert all(path.stat().st_size > 5000 for path in pictures)
 
 
