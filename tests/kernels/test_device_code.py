@@ -1,7 +1,8 @@
 """Every .cuh and .cu compiles for every capability of docker/targets.toml, without a GPU.
 
-NVRTC 11.8 takes 7.0 and 7.2, which nvcc 13 refuses; nvcc 13 takes the rest. The NVRTC package is a
-test dependency, so its absence is a failure.
+NVRTC 11.8 takes 7.0 and 7.2, which nvcc 13 refuses; nvcc 13 takes the rest, of which the slow tier
+has those between the oldest, the one with features of its own, and the newest. The NVRTC package is
+a test dependency, so its absence is a failure.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ else:
 
 TARGETS = Path(__file__).parents[2] / "docker" / "targets.toml"
 NVRTC_ONLY = ("7.0", "7.2")
+ENDS = ("7.5", "9.0a", "12.0")
 HEADERS = sorted(CSRC.rglob("*.cuh"))
 LAUNCHERS = sorted(CSRC.rglob("*.cu"))
 
@@ -53,7 +55,7 @@ def test_there_is_something_to_compile():
     """An empty list would let every test below pass."""
     assert HEADERS
     assert LAUNCHERS
-    assert set(NVRTC_ONLY) < set(capabilities())
+    assert {*NVRTC_ONLY, *ENDS} < set(capabilities())
     assert all(kernels_of(header) for header in HEADERS)
 
 
@@ -95,7 +97,14 @@ def test_a_missing_nvrtc_names_the_line_that_installs_it(tmp_path):
         find_library([str(tmp_path)])
 
 
-@pytest.mark.parametrize("capability", [c for c in capabilities() if c not in NVRTC_ONLY])
+@pytest.mark.parametrize(
+    "capability",
+    [
+        pytest.param(each, marks=() if each in ENDS else pytest.mark.slow)
+        for each in capabilities()
+        if each not in NVRTC_ONLY
+    ],
+)
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda path: path.name)
 def test_launchers_compile_with_nvcc(launcher, capability, tmp_path):
     """Device and host code, to machine code for exactly this capability, without a warning."""
