@@ -10,8 +10,7 @@ from typing import Any, Callable, ContextManager, Dict, Hashable, List, Sequence
 
 import torch
 
-from narrowgauge_kernels.errors import KernelsNotBuiltError
-from narrowgauge_kernels.library import require
+from narrowgauge_kernels.library import has_kernels
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.errors import HeldTooLongError
 from narrowgauge_lab.measure.samplers import Sample, Sampler, sampler
@@ -99,13 +98,7 @@ class Instrument:
 
 def hides_launches(device: torch.device) -> bool:
     """Whether a kernel of ours can hold a stream until all is queued."""
-    if device.type != "cuda":
-        return False
-    try:
-        require(device.type)
-    except KernelsNotBuiltError:
-        return False
-    return True
+    return device.type == "cuda" and has_kernels(device.type)
 
 
 def rounded(seconds: Sequence[float]) -> Tuple[float, ...]:

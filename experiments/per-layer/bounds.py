@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from narrowgauge_contract.placement import PASSES
-from narrowgauge_kernels.errors import KernelsNotBuiltError
-from narrowgauge_kernels.library import require
+from narrowgauge_kernels.library import has_kernels
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.errors import HeldTooLongError
 from narrowgauge_lab.layers.hetero.convert import problem_of
@@ -54,7 +53,8 @@ def record_bounds(
     if missing:
         ctx.fact("bound_missing", missing)
         return
-    plan, hides = plan_for(ctx, _SHARE), _hides_launches(training.device)
+    plan = plan_for(ctx, _SHARE)
+    hides = training.device.type == "cuda" and has_kernels("cuda")
     works = _Works(training, stages)
     bounds: Dict[str, Dict[str, Any]] = {}
     for part in PARTS:
@@ -82,16 +82,6 @@ def _missing(training: Training) -> str:
         if each.device != "accelerator" or each.backend != "torch":
             return f"{name} runs by {each.backend} on {each.device}: nothing of it overlaps"
     return ""
-
-
-def _hides_launches(device: torch.device) -> bool:
-    if device.type != "cuda":
-        return False
-    try:
-        require(device.type)
-    except KernelsNotBuiltError:
-        return False
-    return True
 
 
 @dataclasses.dataclass(frozen=True)

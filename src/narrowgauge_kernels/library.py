@@ -17,7 +17,7 @@ from narrowgauge_kernels.sources import (
     source_hash,
 )
 
-__all__ = ["build_hash", "check", "is_built", "library_directory", "load", "require"]
+__all__ = ["build_hash", "check", "has_kernels", "is_built", "library_directory", "load", "require"]
 
 #: The one directory whose libraries are in this process. torch keeps registrations for the life of
 #: the process, so this cannot be an argument; a second directory is refused, not swapped in.
@@ -94,6 +94,15 @@ def require(device_type: str) -> None:
             f"the kernels in {directory} are built for the CPU only",
             next_step=_command(directory, cuda="auto"),
         )
+
+
+def has_kernels(device_type: str) -> bool:
+    """Whether `require` finds kernels for this type of device."""
+    try:
+        require(device_type)
+    except KernelsNotBuiltError:
+        return False
+    return True
 
 
 def check(directory: Path) -> Dict[str, Any]:

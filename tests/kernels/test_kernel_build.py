@@ -358,3 +358,12 @@ def test_exit_codes_are_the_contracts():
     assert {getattr(errors, name) for name in errors.__all__} == set(pairs)
     for error, code in pairs.items():
         assert error.exit_code == code
+
+
+def test_whether_there_are_kernels_is_what_require_finds(monkeypatch):
+    def absent(device_type):
+        raise KernelsNotBuiltError(f"none for {device_type}")
+
+    assert library.has_kernels("cpu")
+    monkeypatch.setattr(library, "require", absent)
+    assert not library.has_kernels("cpu")

@@ -20,8 +20,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import torch
 
 from narrowgauge_kernels import wire
-from narrowgauge_kernels.errors import KernelsNotBuiltError
-from narrowgauge_kernels.library import require
+from narrowgauge_kernels.library import has_kernels
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.layers.hetero.host import HostMemory, channels_last, elements, like
 from narrowgauge_lab.layers.passes import Operand, Quantised
@@ -46,13 +45,8 @@ class Codec:
     """int8 on one device: by the compiled kernels where they are built for it."""
 
     def __init__(self, device: torch.device) -> None:
-        try:
-            require(device.type)
-        except KernelsNotBuiltError:
-            self.name = "torch reference"
-        else:
-            self.name = "kernels"
-        self.compiled = self.name == "kernels"
+        self.compiled = has_kernels(device.type)
+        self.name = "kernels" if self.compiled else "torch reference"
 
     def pack(
         self,

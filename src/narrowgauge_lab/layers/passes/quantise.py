@@ -14,8 +14,7 @@ from typing import Dict, Optional, Tuple
 
 import torch
 
-from narrowgauge_kernels.errors import KernelsNotBuiltError
-from narrowgauge_kernels.library import require
+from narrowgauge_kernels.library import has_kernels
 from narrowgauge_kernels.wire import pack_int8, pack_int8_ref
 from narrowgauge_lab.layers.passes.problem import Operand, Quantised
 
@@ -71,11 +70,7 @@ _PACKED = (torch.float32, torch.float16, torch.bfloat16)
 @functools.lru_cache(maxsize=None)
 def _packs(kind: str) -> bool:
     """Whether the wire's compiled kernels are at hand; they give the bits of their reference."""
-    try:
-        require(kind)
-    except KernelsNotBuiltError:
-        return False
-    return True
+    return has_kernels(kind)
 
 
 def recast(x: Quantised, form: Format) -> Quantised:
