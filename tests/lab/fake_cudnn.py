@@ -71,10 +71,11 @@ class Engine:
         rounds: bool = False,
         fails: Optional[Callable[[Dict[int, int]], bool]] = None,
         workspace: int = 0,
+        loses_nan: bool = False,
     ) -> None:
         self.takes, self.knobs, self.workspace = takes, knobs, workspace
         self.notes = {numerical_note[note] for note in notes}
-        self.compiled, self.rounds = compiled, rounds
+        self.compiled, self.rounds, self.loses_nan = compiled, rounds, loses_nan
         self.fails = fails or (lambda choice: False)
 
 
@@ -279,9 +280,11 @@ class pygraph:  # noqa: N801
         assert self.last is not None
         assert handle is not None
         memory = {each.uid: each.at(pack[each.uid]) for each in self.inputs}
-        rounds = ENGINES[self.plans[index][0]].rounds
+        engine = ENGINES[self.plans[index][0]]
+        if engine.loses_nan:
+            memory = {uid: each.nan_to_num() for uid, each in memory.items()}
         out = self.last.at(pack[self.last.uid])
-        out.copy_(self.last.compute(memory, rounds))
+        out.copy_(self.last.compute(memory, engine.rounds))
 
     # ---- storing
 

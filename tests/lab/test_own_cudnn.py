@@ -159,6 +159,16 @@ def test_what_fails_is_left_out_and_counted(engines: List[Engine]) -> None:
     assert "2 x cudnnFinalize Descriptor Failed" in found.note
 
 
+@pytest.mark.parametrize("dtype", ["float16", "tf32", "float32"])
+def test_one_that_makes_numbers_of_nan_is_left_out(engines: List[Engine], dtype: str) -> None:
+    """Also where some sums are over the border alone, and so reach no NaN."""
+    engines += [Engine(), Engine(loses_nan=True)]
+    for problem in (changed(dtype=dtype), changed(dtype=dtype, padding=(4, 4))):
+        found = look(problem)
+        assert {plan.name.partition(" ")[0] for plan in found.plans} == {"eng0"}
+        assert any("NaN" in reason for reason in found.refused)
+
+
 def test_memory_that_runs_out_is_not_a_plan_left_out(engines: List[Engine]) -> None:
     def fails(choice: Dict[int, int]) -> bool:
         raise RuntimeError("CUDNN_STATUS_ALLOC_FAILED")

@@ -187,6 +187,14 @@ class ConvPlan:
             self._scratch(workspace), (operands, workspace),
         )  # fmt: skip
 
+    def own_workspace(self) -> torch.Tensor:
+        """As much as it needs, in fresh memory, for runs that no other plan shares it with."""
+        raw = torch.empty(
+            self.workspace + _WORKSPACE_ALIGNMENT, dtype=torch.uint8, device=self.device
+        )
+        first = -raw.data_ptr() % _WORKSPACE_ALIGNMENT
+        return raw[first : first + self.workspace]
+
     def _wants(self, name: str, tensor: Optional[torch.Tensor]) -> bool:
         wanted = bool(getattr(self.problem, name, True))
         if wanted != (tensor is not None):

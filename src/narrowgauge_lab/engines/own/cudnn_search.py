@@ -200,6 +200,9 @@ class _Search:
         if self._problem.strict and not _keeps_float32(plan):
             self._refuse("it was seen to round its operands, and float32 is strict")
             return
+        if not _keeps_nan(plan):
+            self._refuse("it was seen to make numbers of NaN")
+            return
         self._plans.append(plan)
 
     def _restrict(self, graph: Any) -> None:
@@ -222,28 +225,53 @@ class _Search:
 def _keeps_float32(plan: ConvPlan) -> bool:
     """Whether it multiplies float32 operands, by a run: each operand is 1 + 2^-12, which TF32 and
     the half types round to 1, so that a sum of products tells what was multiplied."""
-    problem, device = plan.problem, plan.device
-    taps = F.conv2d(
+    taps = _taps(plan.problem) * (plan.problem.channels // plan.problem.groups)
+    # A power of two is exact, and keeps the sums below the bound of ReLU6.
+    shrink = 2.0 ** -math.ceil(math.log2(max(1.0, float(taps.max()))))
+    exact = 1 + 2.0**-12
+    y = _ran(plan, _filled(plan.problem, "x", exact, plan.device), exact * shrink, math.nan)
+    expected = (taps * (exact * exact * shrink)).to(plan.device)
+    ends = torch.cat([y[:1], y[-1:]]).double()
+    # One operand rounded changes a sum by 2.4e-4 of it; Winograd in float32 does by some 1e-6.
+    return bool(((ends - expected).abs() <= 5e-5 * expected + 1e-6).all())
+
+
+def _keeps_nan(plan: ConvPlan) -> bool:
+    """Whether NaN comes out wherever it went in, by a run on nothing else.
+
+    All bits but the sign's are set, as in what GPUs compute: an engine that rounds to TF32 by
+    adding to the bits (eng39 of cuDNN 9.19 does) carries into the sign then, and leaves a zero.
+    """
+    x = _filled(plan.problem, "x", math.nan, plan.device)
+    whole = torch.int16 if x.element_size() == 2 else torch.int32
+    x.view(whole).fill_(torch.iinfo(whole).max)
+    y = _ran(plan, x, 1.0, 0.0)
+    reached = (_taps(plan.problem) > 0).to(plan.device)
+    return bool((torch.isnan(y) | ~reached).all())
+
+
+def _taps(problem: ConvProblem) -> torch.Tensor:
+    """[1, 1, P, Q]: how many pixels of the image each sum is over, without the border."""
+    return F.conv2d(
         torch.ones(1, 1, problem.height, problem.width, dtype=torch.float64),
         torch.ones(1, 1, problem.rows, problem.columns, dtype=torch.float64),
         stride=problem.stride,
         padding=problem.padding,
         dilation=problem.dilation,
-    ) * (problem.channels // problem.groups)
-    # A power of two is exact, and keeps the sums below the bound of ReLU6.
-    shrink = 2.0 ** -math.ceil(math.log2(max(1.0, float(taps.max()))))
-    exact = 1 + 2.0**-12
-    x = _filled(problem, "x", exact, device)
-    w = _filled(problem, "w", exact * shrink, device)
-    bias = _filled(problem, "bias", 0.0, device) if problem.bias else None
+    )
+
+
+def _ran(plan: ConvPlan, x: torch.Tensor, weight: float, before: float) -> torch.Tensor:
+    """What the plan makes of `x` and equal weights, written over memory full of `before`."""
+    problem, device = plan.problem, plan.device
+    w = _filled(problem, "w", weight, device)
+    bias = None
+    if problem.bias:
+        bias = torch.zeros(problem.shape("bias"), dtype=plan.bias_dtype, device=device)
     residual = _filled(problem, "residual", 0.0, device) if problem.residual else None
-    y = _filled(problem, "y", math.nan, device)
-    workspace = torch.empty(plan.workspace, dtype=torch.uint8, device=device)
-    plan.start(x, w, bias, residual, y, workspace)
-    expected = (taps * (exact * exact * shrink)).to(device)
-    ends = torch.cat([y[:1], y[-1:]]).double()
-    # One operand rounded changes a sum by 2.4e-4 of it; Winograd in float32 does by some 1e-6.
-    return bool(((ends - expected).abs() <= 5e-5 * expected + 1e-6).all())
+    y = _filled(problem, "y", before, device)
+    plan.start(x, w, bias, residual, y, plan.own_workspace())
+    return y
 
 
 def _filled(problem: ConvProblem, name: str, value: float, device: torch.device) -> torch.Tensor:
