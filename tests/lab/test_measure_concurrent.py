@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -81,17 +82,35 @@ class TestThreads:
 
         assert set(seen) == {"a", "b"}
 
-    def test_one_that_raises_says_why_and_the_others_end(self) -> None:
+    def test_what_a_first_call_makes_for_its_thread_does_not_count(self) -> None:
+        made: List[int] = []
+
+        def call() -> None:
+            if threading.get_ident() not in made:
+                made.append(threading.get_ident())
+                time.sleep(0.2)
+
+        (worked,) = run_threads([ThreadWorker("w", 1, call)], 0.01)
+
+        assert len(made) == 1
+        assert worked.spans[0][1] - worked.spans[0][0] < 0.2
+
+    @pytest.mark.parametrize("calls", [0, 1])
+    def test_one_that_raises_says_why_and_the_others_end(self, calls: int) -> None:
+        good_calls = itertools.repeat(None, calls)
+
         def fail() -> None:
-            raise ValueError("no more")
+            if next(good_calls, 0) == 0:
+                raise ValueError("no more")
 
         good, bad = run_threads(
             [ThreadWorker("good", 1, lambda: time.sleep(0.01)), ThreadWorker("bad", 1, fail)], 0.05
         )
 
         assert good.error == ""
-        assert good.spans
+        assert bool(good.spans) == bool(calls)
         assert "no more" in bad.error
+        assert not bad.spans
 
     def test_a_broken_barrier_of_its_own_is_a_workers_error(self) -> None:
         def fail() -> None:

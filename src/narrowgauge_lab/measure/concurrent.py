@@ -67,22 +67,26 @@ class Program:
 
 
 def run_threads(workers: Sequence[ThreadWorker], seconds: float) -> Tuple[Worked, ...]:
-    """Run all at once, each for so many seconds. A worker that raises has its `error`."""
+    """Run all at once, each for so many seconds after a first call that does not count. A worker
+    that raises has its `error`."""
     gate = threading.Barrier(len(workers))
     done: Dict[str, Worked] = {}
 
     def work(worker: ThreadWorker) -> None:
         spans: List[Span] = []
-        begun, why = False, ""
+        waiting, begun, why = False, False, ""
         try:
             with worker.entered():
+                # Libraries make handles for each thread at its first call: seconds, once.
+                worker.call()
+                waiting = True
                 gate.wait()
-                begun = True
+                waiting, begun = False, True
                 spans = repeat(worker.call, seconds)
         # Whatever a library raises in its thread: the row has to say it, and the others end anyway.
         except Exception as error:
             # A gate that broke is another worker's error; what a call raises is this one's.
-            if begun or not isinstance(error, threading.BrokenBarrierError):
+            if not (waiting and isinstance(error, threading.BrokenBarrierError)):
                 why = repr(error)
             if not begun:
                 gate.abort()
