@@ -150,6 +150,24 @@ class _Untraceable(nn.Module):
         return object()
 
 
+def test_what_torchscript_fails_to_fold_is_frozen_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    freeze, asked = torch.jit.freeze, []
+
+    def fails(trace: Any, *, optimize_numerics: bool = True) -> Any:
+        asked.append(optimize_numerics)
+        if optimize_numerics:
+            raise RuntimeError("stack_out && stack_out->size() == 1 INTERNAL ASSERT FAILED at …")
+        return freeze(trace, optimize_numerics=False)
+
+    monkeypatch.setattr(torch.jit, "freeze", fails)
+    model, x = network("residual"), images(2)
+
+    runner = engines.prepare("torchscript", model, x, Preparation("fp32", CPU))
+
+    assert asked[:2] == [True, False]
+    assert torch.allclose(runner(x), model(x), rtol=1e-4, atol=1e-5)
+
+
 def test_what_torchscript_cannot_trace_is_said() -> None:
     with pytest.raises(EngineBuildError, match="could not trace this _Untraceable") as caught:
         engines.prepare("torchscript", _Untraceable().eval(), images(1), Preparation("fp32", CPU))

@@ -78,7 +78,7 @@ def _script(
     with torch.no_grad():
         try:
             with torch_compat.torchscript():
-                script = torch.jit.freeze(torch.jit.trace(module, first, check_trace=False))
+                script = _frozen(torch.jit.trace(module, first, check_trace=False))
         except RuntimeError as error:
             if "out of memory" in str(error):  # it has an exit code of its own
                 raise
@@ -93,6 +93,20 @@ def _script(
             with torch_compat.torchscript():
                 script = torch.jit.optimize_for_inference(script)
     return script, observations
+
+
+def _frozen(trace: Any) -> Any:
+    """The trace with its weights as constants, and what torch can fold into them folded.
+
+    Folding fails with an assertion of torch's own (2.11, CUDA) where a convolution is followed by
+    a batch normalisation of a concatenation; such a network is frozen as it is.
+    """
+    try:
+        return torch.jit.freeze(trace)
+    except RuntimeError as error:
+        if "INTERNAL ASSERT FAILED" not in str(error):
+            raise
+        return torch.jit.freeze(trace, optimize_numerics=False)
 
 
 ENGINE = TorchScriptEngine()
