@@ -28,6 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # jax starts threads, and what is forked after that warns, or dies.
+    items.sort(key=lambda item: item.get_closest_marker("jax") is not None)
     if not config.getoption("--no-docker"):
         return
     left_out = [item for item in items if item.get_closest_marker("docker")]
@@ -45,7 +47,9 @@ def _no_ambient_change() -> Iterator[None]:
         "KMP_",
         "OMP_",
         "MPLBACKEND",
+        "TF_CPP_",
         "TORCHINDUCTOR_",
+        "TPU_",
         "_TORCHINDUCTOR_",
         "TRITON_",
     )

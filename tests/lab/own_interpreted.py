@@ -11,6 +11,7 @@ import sys
 from typing import List
 
 import torch
+import triton_interpreter  # noqa: F401 - it mends what it imports
 from network_cases import everything, images
 from own_cases import Bench, Way
 

@@ -10,6 +10,7 @@ import dataclasses
 import sys
 
 import torch
+import triton_interpreter  # noqa: F401 - it mends what it imports
 from passes_cases import CASES, Case, differently_laid, exact_int8, layer, products
 
 from narrowgauge_kernels.wire import pack_int8_ref
