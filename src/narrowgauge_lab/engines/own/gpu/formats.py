@@ -7,7 +7,7 @@ from typing import Dict
 
 import torch
 
-__all__ = ["FLOAT32_CODE", "FORMATS", "NumberFormat", "decode", "encode"]
+__all__ = ["FLOAT32_CODE", "FORMATS", "NumberFormat", "decode", "encode", "for_products"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +65,17 @@ def encode(x: torch.Tensor, scale: torch.Tensor, form: NumberFormat) -> torch.Te
         return x.to(form.dtype)
     scaled = (x.float() / scale).clamp(-form.limit, form.limit)
     return (scaled.round() if form.dtype == torch.int8 else scaled).to(form.dtype)
+
+
+def for_products(x: torch.Tensor, form: NumberFormat) -> torch.Tensor:
+    """float32 values as tensor cores take them: to TF32's ten bits where that is the format, half
+    to even. The cores themselves cut the rest off, which makes every product smaller."""
+    if form.math != "tf32" or form.dtype != torch.float32:
+        return x
+    bits = x.float().contiguous().view(torch.int32)
+    even = (bits >> 13) & 1
+    rounded = ((bits + 0xFFF + even) & ~0x1FFF).view(torch.float32)
+    return torch.where(torch.isfinite(x), rounded, x)
 
 
 def decode(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

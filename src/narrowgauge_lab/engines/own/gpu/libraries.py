@@ -12,6 +12,7 @@ from torch import fx, nn
 from narrowgauge_lab.engines.errors import OperatorNotTakenError
 from narrowgauge_lab.engines.own import cudnn
 from narrowgauge_lab.engines.own.gpu.candidate import Candidate
+from narrowgauge_lab.engines.own.gpu.formats import for_products
 from narrowgauge_lab.engines.own.gpu.memory import Lane, Memory
 from narrowgauge_lab.engines.own.gpu.packing import STEM_PIXEL, PackedWeight
 from narrowgauge_lab.engines.own.gpu.steps import ConvStep, TorchStep
@@ -107,7 +108,7 @@ class Convolutions:
         """Weight and bias on the device, shared by the plans that want the bias as `dtype`."""
         if dtype not in self._packed:
             conv, form = self._conv, self._memory.form
-            weight = conv.weight.detach().to(form.dtype)
+            weight = for_products(conv.weight.detach(), form).to(form.dtype)
             if self._stem:
                 weight = nn.functional.pad(weight, (0, 0, 0, 0, 0, STEM_PIXEL - weight.shape[1]))
             bias = conv.bias if conv.bias is not None else conv.weight.new_zeros(conv.out_channels)

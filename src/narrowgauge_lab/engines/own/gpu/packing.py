@@ -8,7 +8,7 @@ from typing import Optional, Sequence, Tuple
 import torch
 from torch import nn
 
-from narrowgauge_lab.engines.own.gpu.formats import NumberFormat, encode
+from narrowgauge_lab.engines.own.gpu.formats import NumberFormat, encode, for_products
 
 __all__ = [
     "CHANNEL_STEP",
@@ -54,7 +54,7 @@ class PackedWeight:
 
 def pack_conv(module: nn.Conv2d, form: NumberFormat, *, stem: bool) -> PackedWeight:
     """Weights of a convolution for the implicit matrix product, on the module's device."""
-    weight = module.weight.detach().float()
+    weight = for_products(module.weight.detach().float(), form)
     count, channels, rows, columns = weight.shape
     width = columns
     walked = weight.permute(0, 2, 3, 1)  # [K, R, S, C]
@@ -90,7 +90,7 @@ def pack_linear(module: nn.Linear, form: NumberFormat, source: Sequence[int]) ->
     `source`: (C, H, W) of what was flattened before it. Its columns are in that order; activations
     lie pixel by pixel, so they are put into the order (H, W, C).
     """
-    weight = module.weight.detach().float()
+    weight = for_products(module.weight.detach().float(), form)
     channels, height, width = source
     ordered = weight.view(-1, channels, height, width).permute(0, 2, 3, 1)
     rows = ordered.reshape(weight.shape[0], -1)
