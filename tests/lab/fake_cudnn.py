@@ -72,10 +72,12 @@ class Engine:
         fails: Optional[Callable[[Dict[int, int]], bool]] = None,
         workspace: int = 0,
         loses_nan: bool = False,
+        reads_workspace: bool = False,
     ) -> None:
         self.takes, self.knobs, self.workspace = takes, knobs, workspace
         self.notes = {numerical_note[note] for note in notes}
         self.compiled, self.rounds, self.loses_nan = compiled, rounds, loses_nan
+        self.reads_workspace = reads_workspace
         self.fails = fails or (lambda choice: False)
 
 
@@ -285,6 +287,8 @@ class pygraph:  # noqa: N801
             memory = {uid: each.nan_to_num() for uid, each in memory.items()}
         out = self.last.at(pack[self.last.uid])
         out.copy_(self.last.compute(memory, engine.rounds))
+        if engine.reads_workspace:
+            out.add_(0 * ctypes.c_float.from_address(workspace).value)
 
     # ---- storing
 

@@ -169,6 +169,14 @@ def test_one_that_makes_numbers_of_nan_is_left_out(engines: List[Engine], dtype:
         assert any("NaN" in reason for reason in found.refused)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "tf32", "float32"])
+def test_one_that_reads_what_nobody_wrote_is_left_out(engines: List[Engine], dtype: str) -> None:
+    engines += [Engine(workspace=64), Engine(workspace=64, reads_workspace=True)]
+    found = look(changed(dtype=dtype))
+    assert {plan.name.partition(" ")[0] for plan in found.plans} == {"eng0"}
+    assert any("was seen to" in reason for reason in found.refused)
+
+
 def test_memory_that_runs_out_is_not_a_plan_left_out(engines: List[Engine]) -> None:
     def fails(choice: Dict[int, int]) -> bool:
         raise RuntimeError("CUDNN_STATUS_ALLOC_FAILED")

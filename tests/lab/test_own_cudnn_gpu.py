@@ -12,7 +12,7 @@ from cudnn_cases import beside, convolution, error, expected, operands
 
 from narrowgauge_lab.engines.own import cudnn
 from narrowgauge_lab.engines.own.cudnn import ConvPlan, ConvProblem, CudnnPlanError
-from narrowgauge_lab.engines.own.cudnn_search import _keeps_float32
+from narrowgauge_lab.engines.own.cudnn_search import computes
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -143,7 +143,10 @@ def test_other_dtypes_are_right(dtype: str) -> None:
         if dtype == "tf32" and torch.cuda.get_device_capability() >= (8, 0):
             rounding = [plan for plan, each in zip(plans, errors) if each > 1e-4]
             assert rounding
-            assert not any(_keeps_float32(plan) for plan in rounding)
+            assert all(computes(plan) for plan in rounding)
+            for plan in rounding:
+                plan.problem = dataclasses.replace(problem, dtype="float32")
+            assert not any(computes(plan) for plan in rounding)
 
 
 def test_a_stored_plan_does_the_same() -> None:
