@@ -28,8 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # jax starts threads, and what is forked after that warns, or dies.
-    items.sort(key=lambda item: item.get_closest_marker("jax") is not None)
+    # jax and OpenVINO start threads, and what is forked after that warns, hangs or dies.
+    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
     if not config.getoption("--no-docker"):
         return
     left_out = [item for item in items if item.get_closest_marker("docker")]

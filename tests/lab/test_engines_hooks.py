@@ -75,8 +75,8 @@ def test_all_modules_with_hooks_are_named() -> None:
         ("onnxruntime", "fp32"), ("narrowgauge", "fp32"), ("narrowgauge", "int8"),
         pytest.param("compile", "fp32", marks=[pytest.mark.slow, COMPILING]),
         pytest.param("onnxruntime", "int8", marks=pytest.mark.slow),
-        pytest.param("openvino", "fp32", marks=pytest.mark.slow),
-        pytest.param("openvino", "int8", marks=pytest.mark.slow),
+        pytest.param("openvino", "fp32", marks=[pytest.mark.slow, pytest.mark.last]),
+        pytest.param("openvino", "int8", marks=[pytest.mark.slow, pytest.mark.last]),
     ],
 )  # fmt: skip
 def test_every_engine_runs_the_hooks(name: str, precision: str) -> None:

@@ -45,6 +45,7 @@ def test_without_its_library_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.last
 @pytest.mark.usefixtures("_there")
 class TestRunner:
     @pytest.mark.parametrize("name", NETWORKS)

@@ -156,7 +156,7 @@ def _operators() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.jax
+@pytest.mark.last
 @pytest.mark.usefixtures("_there")
 class TestWithJax:
     @pytest.mark.parametrize("which", _operators() if sys.version_info >= (3, 9) else [])

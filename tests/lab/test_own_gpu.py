@@ -742,7 +742,9 @@ def test_networks_that_read_images_elsewhere_than_in_a_stem() -> None:
 
 def test_weights_of_tf32_are_the_nearest_it_has() -> None:
     """Against arithmetic in float64: ten bits behind the leading one, half to even."""
-    x = torch.randn(4096, generator=torch.Generator().manual_seed(3)) * 10.0 ** torch.arange(-8, 8).repeat(256)
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(3)) * 10.0 ** torch.arange(
+        -8, 8
+    ).repeat(256)
     half = torch.tensor([1 + 2.0**-11, 1 + 3 * 2.0**-11, -1 - 2.0**-11, 0.0, -0.0])
     x = torch.cat([x, half])
     exponent = torch.floor(torch.log2(x.double().abs().clamp(min=1e-300)))
