@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -19,6 +21,7 @@ from narrowgauge_lab.networks import (
     build,
     network,
     scale_activations,
+    scaling,
 )
 
 GOLDEN = Path(__file__).parents[1] / "data" / "networks" / "torchvision.json"
@@ -94,19 +97,64 @@ def test_scaled_weights_keep_activations_of_order_one_at_every_depth(name: str) 
 
 
 def test_without_scaling_a_deep_network_grows_and_with_it_float16_can_hold_it() -> None:
-    deep = network("resnet50-tiny").construct()
-    blocks = [deep.layer1[0], *[type(deep.layer1[0])(32, 8, 1) for _ in range(40)]]
-    for block in blocks[1:]:
-        for module in block.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    deep.layer1 = nn.Sequential(*blocks)
-    deep.eval()
-    images = _images("resnet50-tiny", 4)
+    deep, images = _deep(40), _images("resnet50-tiny", 4)
 
     assert max(_spreads(deep, images)) > 65504
     scale_activations(deep, images)
     assert max(_spreads(deep, images)) < 100
+
+
+def test_rounding_to_float16_stays_small_in_a_deep_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = _images("resnet50-tiny", 4)
+    found = []
+    for branch in (scaling._BRANCH, 1.0):
+        monkeypatch.setattr(scaling, "_BRANCH", branch)
+        deep = scale_activations(_deep(40), images)
+        found.append(_rounding(deep, images[:1]))
+
+    assert found[0] < 0.02
+    assert found[1] > 5 * found[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("resnet18-tiny", [r"layer\d\.\d\.bn2"]), ("resnet50-tiny", [r"layer\d\.\d\.bn3"]),
+        ("densenet-tiny", []), ("vgg_bn-tiny", []),
+    ],
+)  # fmt: skip
+def test_only_the_ends_of_residual_branches_are_damped(name: str, ends: List[str]) -> None:
+    model = scale_activations(build(name), _images(name, 4))
+    norms = {n: m for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    damped = {n for n, m in norms.items() if float(m.weight.detach().max()) < 1}
+
+    assert damped == {n for n in norms if any(re.fullmatch(end, n) for end in ends)}
+
+
+def _deep(count: int) -> nn.Module:
+    deep = network("resnet50-tiny").construct()
+    blocks = [deep.layer1[0], *[type(deep.layer1[0])(32, 8, 1) for _ in range(count)]]
+    generator = torch.Generator().manual_seed(0)
+    for block in blocks[1:]:
+        for module in block.modules():
+            if isinstance(module, nn.Conv2d):
+                module.weight.data.normal_(generator=generator)
+                module.weight.data.mul_((2 / module.weight[:, 0].numel()) ** 0.5)
+    deep.layer1 = nn.Sequential(*blocks)
+    return deep.eval()
+
+
+def _rounding(model: nn.Module, images: torch.Tensor) -> float:
+    """How far logits move, in norm, when all layers' outputs and weights are rounded to float16."""
+    exact = copy.deepcopy(model).double()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.half().float()
+    for module in model.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear, nn.BatchNorm2d)):
+            module.register_forward_hook(lambda m, i, output: output.half().float())
+    with torch.no_grad():
+        wanted = exact(images.double())
+        return float((model(images).double() - wanted).norm() / wanted.norm())
 
 
 def test_scaling_is_deterministic_and_leaves_no_hooks() -> None:

@@ -72,7 +72,9 @@ def make_subject(
         weights = f"trained: {TRAINED[name].set_name}"
     else:
         scale_activations(model, _noise(_SCALED_ON, size, run_seed))
-        weights = f"random, seed {run_seed}, activations scaled to variance 1"
+        weights = (
+            f"random, seed {run_seed}, activations scaled to variance 1, residual branches to 1/16"
+        )
     if wanted == "trained":
         normalised = TRAINED[name].set_name if has_weights else _USUAL
         real = labelled_images(files(IMAGES), normalised, size)
