@@ -7,8 +7,12 @@ kernels with that already in them. NaN stays NaN, but int8 has none.
 
 from __future__ import annotations
 
+import threading
+
 import triton
 import triton.language as tl
+from triton.compiler import compiler
+from triton.runtime import cache
 from triton.runtime.errors import OutOfResources
 
 __all__ = [
@@ -17,6 +21,7 @@ __all__ = [
     "affine_kernel",
     "conv_kernel",
     "depthwise_kernel",
+    "hash_installation",
     "linear_kernel",
     "mean_kernel",
     "pool_kernel",
@@ -24,6 +29,18 @@ __all__ = [
 ]
 
 VERSION = triton.__version__
+
+
+def hash_installation() -> threading.Thread:
+    """A thread in which Triton hashes its own half gigabyte, once per process, as the first kernel
+    would wait for it to: 0.3 s that can pass beside other work."""
+    # Where the function is depends on the version; it keeps its result.
+    found = [getattr(module, "triton_key", None) for module in (cache, compiler)]
+    thread = threading.Thread(target=next(filter(None, found), bool), name="triton-key")
+    thread.start()
+    return thread
+
+
 INT8 = tl.constexpr(0)
 FP8 = tl.constexpr(1)
 FLOAT32 = tl.constexpr(2)

@@ -82,9 +82,13 @@ def prepare(
 ) -> OwnRunner:
     """`model` ready on `wanted.device`. The cache keeps which kernel each problem was settled on;
     compiled kernels are in Triton's own cache."""
+    from narrowgauge_lab.engines.own.gpu.kernels import hash_installation
+
+    hashed = hash_installation()
     profile = wanted.profile(example)
     form, image = FORMATS[wanted.precision], profile.image
     network = lowered(model, image, form, wanted.calibration, wanted.device)
+    hashed.join()
     first = of_batch(example, max(1, profile.best))
 
     def ready(settled: Settled) -> OwnNetwork:
