@@ -105,11 +105,15 @@ def test_empty(shape):
     torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize("shape", [(4, 16, 9, 9), (64, 16, 56, 56), (128, 1000)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(4, 16, 9, 9), (64, 16, 56, 56), (128, 1000), (33, 48), (3, 17, 4, 4)], ids=str
+)
 @pytest.mark.parametrize("last", [False, True])
-def test_mapped_memory_is_written_and_read(shape, last):
-    """Values and scale go to the host and come back from there by the kernels themselves."""
-    x = values(shape, device="cuda")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_mapped_memory_is_written_and_read(shape, last, dtype):
+    """Values and scale go to the host and come back from there by the kernels themselves, by 16, 4
+    or one at once."""
+    x = values(shape, dtype, device="cuda")
     if last and x.dim() == 4:
         x = x.contiguous(memory_format=torch.channels_last)
     wanted = pack_int8(x.cpu(), 7)
@@ -123,7 +127,7 @@ def test_mapped_memory_is_written_and_read(shape, last):
     assert same((packed, scale), wanted)
     out = torch.empty_like(x)
     unpack_int8_into(out, packed, scale)
-    assert torch.equal(out.cpu(), unpack_int8(*wanted))
+    assert torch.equal(out.cpu(), unpack_int8(*wanted, dtype))
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 4099, 300_007, 9_000_001])

@@ -137,7 +137,7 @@ void unpack_int8_cuda(const at::Tensor& given, const at::Tensor& scale, const at
               "; it must be contiguous");
   const UnpackTask task{static_cast<const signed char*>(call.pointer("values", values)),
                         static_cast<const float*>(call.pointer("scale", scale)),
-                        call.pointer("out", out), extent_of(out)};
+                        call.pointer("out", out), extent_of(out), !values.is_cuda()};
   const cudaError_t error = launch_unpack(element_of(out.scalar_type()), task, call.stream());
   call.finish(error, {values, scale, out});
 }

@@ -256,6 +256,33 @@ __global__ void __launch_bounds__(kThreads) pack_rows(Packing<T> task, long long
       });
 }
 
+// The scales of a pack's lanes. They may lie behind the bus, where each load is a request: one for a
+// pack of one channel, and for lanes of channels that follow each other one for four.
+template <int Lanes>
+inline __device__ void scales_of(const float* scale, bool each, float (&found)[Lanes]) {
+  if (!each) {
+    const float one = *scale;
+#pragma unroll
+    for (int lane = 0; lane < Lanes; ++lane) {
+      found[lane] = one;
+    }
+  } else if (Lanes % 4 == 0 && reinterpret_cast<unsigned long long>(scale) % 16 == 0) {
+#pragma unroll
+    for (int lane = 0; lane + 3 < Lanes; lane += 4) {
+      const Pack<float, 4> four = load<float, 4>(scale + lane);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        found[lane + i] = four.lanes[i];
+      }
+    }
+  } else {
+#pragma unroll
+    for (int lane = 0; lane < Lanes; ++lane) {
+      found[lane] = scale[lane];
+    }
+  }
+}
+
 // A pack is of one channel, or, with spatial 1, of Lanes channels that follow each other.
 template <typename T, int Lanes>
 __global__ void __launch_bounds__(kThreads) unpack(Unpacking<T> task) {
@@ -275,12 +302,13 @@ __global__ void __launch_bounds__(kThreads) unpack(Unpacking<T> task) {
     if (pack < packs) {
       const long long run = divide(pack * Lanes, task.spatial);
       const long long channel = run - divide(run, task.channels) * task.channels;
+      float scales[Lanes];
+      scales_of<Lanes>(task.scale + channel, task.spatial == 1, scales);
       Pack<T, Lanes> out;
 #pragma unroll
       for (int lane = 0; lane < Lanes; ++lane) {
-        const float scale = task.scale[channel + (task.spatial == 1 ? lane : 0)];
-        out.lanes[lane] =
-            Numeric<T>::narrow(__fmul_rn(static_cast<float>(values[p].lanes[lane]), scale));
+        out.lanes[lane] = Numeric<T>::narrow(
+            __fmul_rn(static_cast<float>(values[p].lanes[lane]), scales[lane]));
       }
       store<T, Lanes>(task.out + pack * Lanes, out);
     }
@@ -329,6 +357,7 @@ template __global__ void largest_split<float, 1>(Packing<float>, int, long long)
 template __global__ void pack_split<float, 1>(Packing<float>, int, long long);
 template __global__ void largest_rows<float, 1>(Packing<float>, long long);
 template __global__ void pack_rows<float, 1>(Packing<float>, long long);
+template __global__ void unpack<float, 16>(Unpacking<float>);
 template __global__ void unpack<float, 4>(Unpacking<float>);
 template __global__ void unpack<float, 1>(Unpacking<float>);
 template __global__ void pack_channel<Half, 4>(Packing<Half>);
@@ -341,6 +370,7 @@ template __global__ void largest_split<Half, 1>(Packing<Half>, int, long long);
 template __global__ void pack_split<Half, 1>(Packing<Half>, int, long long);
 template __global__ void largest_rows<Half, 1>(Packing<Half>, long long);
 template __global__ void pack_rows<Half, 1>(Packing<Half>, long long);
+template __global__ void unpack<Half, 16>(Unpacking<Half>);
 template __global__ void unpack<Half, 4>(Unpacking<Half>);
 template __global__ void unpack<Half, 1>(Unpacking<Half>);
 template __global__ void pack_channel<BFloat16, 4>(Packing<BFloat16>);
@@ -353,6 +383,7 @@ template __global__ void largest_split<BFloat16, 1>(Packing<BFloat16>, int, long
 template __global__ void pack_split<BFloat16, 1>(Packing<BFloat16>, int, long long);
 template __global__ void largest_rows<BFloat16, 1>(Packing<BFloat16>, long long);
 template __global__ void pack_rows<BFloat16, 1>(Packing<BFloat16>, long long);
+template __global__ void unpack<BFloat16, 16>(Unpacking<BFloat16>);
 template __global__ void unpack<BFloat16, 4>(Unpacking<BFloat16>);
 template __global__ void unpack<BFloat16, 1>(Unpacking<BFloat16>);
 template __global__ void copy_words<unsigned int, 4>(const unsigned char*, unsigned char*,

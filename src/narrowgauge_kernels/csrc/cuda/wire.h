@@ -34,6 +34,7 @@ struct UnpackTask {
   const float* scale;
   void* out;
   Extent extent;
+  bool mapped;  // the values lie in the host's memory
 };
 
 // How many numbers `launch_pack` needs in `largest`; 0 where a block sees a whole channel.
