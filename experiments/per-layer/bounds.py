@@ -96,7 +96,6 @@ class _Work:
             call()
 
 
-# unverified: resources alone on a GPU | no GPU | narrowgauge run per-layer -p mode=overlapped there
 def _timed(work: _Work, device: torch.device, plan: TimingPlan, hides: bool) -> Samples:
     if work.device.type != "cuda":
         return measure_time(work, _CPU, plan)

@@ -18,7 +18,6 @@ _STEPS = 5
 _LANES = {"to_device": "H2D", "from_device": "D2H"}
 
 
-# unverified: the profiler's bytes | no GPU | narrowgauge run per-layer: fact bytes_profiled
 def check_bytes(ctx: RowContext, training: Training) -> None:
     """Record the fact `bytes_profiled`: per step, by the profiler and by count. The row is INVALID
     where they are more than 0.1 % apart. Only on CUDA, and once: the profiler takes seconds to

@@ -196,7 +196,6 @@ def _live(
     os.environ.setdefault("NCCL_SOCKET_IFNAME", _LOOPBACK)
     device = ctx.device
     if device.type == "cuda":
-        # unverified: ranks by NCCL | no two GPUs | tests/lab/test_training_distributed_gpu.py
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     store = f"file://{folder / 'store'}"

@@ -70,7 +70,6 @@ class Placed:
     """A model whose layers are placed, for one row. Raises what `convert` raises."""
 
     def __init__(self, ctx: RowContext, model: nn.Module, plan: PlacementPlan) -> None:
-        # unverified: training by a plan on a GPU | no GPU | tests/lab/test_training_plan_gpu.py
         self._ctx, self._model, self.plan = ctx, model, plan
         self.mode = precision.enter("fp32", home_of(plan, ctx.device))
         lock_pages(plan, ctx.device)

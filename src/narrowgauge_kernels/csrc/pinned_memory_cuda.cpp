@@ -1,4 +1,4 @@
-// unverified: pinned memory of the CUDA driver | the pool was run on ordinary memory, no GPU at hand | on a GPU host: pytest -m gpu tests/kernels
+// unverified: page-locked memory between two GPUs | one was visible to the test | on a host with two: pytest -m gpu tests/kernels/test_pinned_cuda.py
 // The pinned pool on CUDA. c10/cuda headers only, because ATen/cuda needs the headers of cuBLAS,
 // cuSPARSE and cuSOLVER, which images leave out.
 #include "pinned_memory.h"

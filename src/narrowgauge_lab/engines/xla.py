@@ -83,7 +83,6 @@ class XlaRunner(Runner):
         self._facts = tuple(layer_facts(program.as_text(), wanted.precision))
         self._work = int(getattr(program.memory_analysis(), "temp_size_in_bytes", 0))
 
-    # unverified: XLA on a GPU, by address | no jax here has one | `nox -s gpu` with jax[cuda]
     def run(self, x: torch.Tensor) -> torch.Tensor:
         images = self._array(x)
         count = x.shape[0]

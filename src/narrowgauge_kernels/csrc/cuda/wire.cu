@@ -1,4 +1,4 @@
-// unverified: CUDA wire-format kernels on any GPU | compiled for each capability, no GPU at hand | on a GPU host: nox -s gpu
+// unverified: CUDA wire-format kernels on Volta, Turing, Ampere, Ada, Jetson | compiled for each, run on Hopper only | on such a card: nox -s gpu
 // Launchers of the int8 wire format. No torch header: this file compiles for any torch.
 #include "wire.cuh"
 

@@ -180,7 +180,6 @@ def _by_int_mm(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return total
 
 
-# unverified: torch._int_mm on CUDA | needs one | pytest -m gpu tests/lab/test_passes_gpu.py
 def _int_mm(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if one.device.type != "cuda":
         return torch.ops.aten._int_mm(one.contiguous(), other)
@@ -189,7 +188,6 @@ def _int_mm(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return torch.ops.aten._int_mm(left, right.t())[:rows, :columns]
 
 
-# unverified: torch._scaled_mm | needs a card with fp8 | pytest -m gpu tests/lab/test_passes_gpu.py
 def _by_scaled_mm(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     rows, columns = one.shape[0], other.shape[1]
     left, right = _whole(one, least=_STEP), _whole(other.t(), least=_STEP)

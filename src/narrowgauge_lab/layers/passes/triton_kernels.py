@@ -3,7 +3,7 @@
 Images are NHWC. `LIMIT` is the largest magnitude of the format that is written: 127 is int8's.
 """
 
-# unverified: these kernels on a GPU | needs one | pytest -m gpu tests/lab/test_passes_gpu.py
+# unverified: 8-bit passes on Ampere and Ada | run on Hopper only | tests/lab/test_passes_gpu.py
 
 from __future__ import annotations
 
