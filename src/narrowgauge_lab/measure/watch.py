@@ -18,7 +18,7 @@ from narrowgauge_contract.errors import ExitCode, NarrowgaugeError
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.measure.operators import Operand, Use
 
-__all__ = ["NotObservableError", "declare", "watch", "watch_compilation"]
+__all__ = ["NotObservableError", "declare", "is_watched", "watch", "watch_compilation"]
 
 Note = Callable[[Use], None]
 
@@ -95,6 +95,11 @@ def declare(
         use = Use(operator, *operands, macs, least)
         for note in _watchers:
             note(use)
+
+
+def is_watched() -> bool:
+    """Whether anybody watches now: who replays what was captured before had better not."""
+    return bool(_watchers)
 
 
 def _refuse(captured: str) -> None:

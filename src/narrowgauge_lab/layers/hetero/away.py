@@ -4,6 +4,10 @@ A pass sends its operand in pieces, computes each piece's product and fetches it
 products and copies down overlap (the forward pass and the input gradient are sums over no images).
 The weight gradient is a sum over the batch: it takes the whole operands, which are on the device by
 then, on the lane `side`, while the host goes on with what it got.
+
+What a pass needs beside the tensors is made once for each of their forms, and products are captured
+(`keeping`, `prepared`, `replay`): the host takes longer to launch a small layer than bus and device
+take to do it.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ from narrowgauge_contract.placement import LayerPlacement
 from narrowgauge_lab.layers.hetero.bus import Bus
 from narrowgauge_lab.layers.hetero.gradients import Sent, WeightGradient
 from narrowgauge_lab.layers.hetero.host import dense, elements
+from narrowgauge_lab.layers.hetero.keeping import Keeper
 from narrowgauge_lab.layers.hetero.ledger import IDLE
+from narrowgauge_lab.layers.hetero.prepared import Lease, Leg, Trip
 from narrowgauge_lab.layers.hetero.weights import Slot
 from narrowgauge_lab.layers.hetero.wire import DTYPES, WIRE_BYTES, Incoming, Outgoing, byte_count
 from narrowgauge_lab.layers.passes import Operand, Passes, Problem, passes_for
@@ -26,6 +32,8 @@ __all__ = ["Away", "drawn_seed"]
 
 #: (piece on the device) -> its product.
 Product = Callable[[Operand], torch.Tensor]
+#: Weight and bias on the device.
+Far = Tuple[torch.Tensor, Optional[torch.Tensor]]
 #: (first image, last + 1) of each piece.
 Spans = List[Tuple[int, int]]
 
@@ -62,6 +70,7 @@ class Away:
             passes is not None and passes.precision == "int8"
             for passes in (self._input_grad, self._weight_grad)
         )
+        self._kept = Keeper(bus, problem)
 
     def _passes(self, placed: Any, result: str) -> Optional[Passes]:
         if placed.device != "accelerator" or placed.backend != "torch":
@@ -77,20 +86,26 @@ class Away:
 
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]
-    ) -> Tuple[torch.Tensor, Operand]:
-        """The output on the host, and the input on the device. Nothing is left to wait for."""
+    ) -> Tuple[torch.Tensor, Operand, Optional[Lease]]:
+        """The output on the host, and the input on the device, which stays as it is while the lease
+        is held (None: for good). Nothing is left to wait for."""
         bus, passes = self._bus, self._forward
         assert passes is not None
         home = bus.lanes.begin()
         try:
-            far = self._on_device(weight, bias, "forward")
+            x, far = self._dense("forward", x), self._on_device(weight, bias, "forward")
+            shape = self._output_shape(x, weight)
 
             def product(piece: Operand) -> torch.Tensor:
                 return passes.forward(piece, far[0], far[1])
 
-            shape = self._output_shape(x, weight)
-            result, sent = self._through(self._outwards, x, shape, product, far, None)
-            return result, sent.operand
+            def make() -> Trip:
+                return self._trip(self._outwards, x, shape, far, product)
+
+            trip = self._kept.outwards(x, shape, far, passes, make)
+            lease = Lease(trip) if trip.kept else None
+            result, sent = self._through("forward", trip, x, None)
+            return result, sent.operand, lease
         except BaseException:
             # Copies that are queued still read and write memory that is about to be let go.
             bus.lanes.drain()
@@ -116,43 +131,61 @@ class Away:
         """
         bus = self._bus
         seed = drawn_seed() if self._draws else 0
+        by_input = wanted[0] and self._input_grad is not None
+        by_weight = self._weight_grad is not None and any(wanted[1:])
+        if not (by_input or by_weight):
+            return None, None, None
+        pass_ = "input_grad" if by_input else "weight_grad"
         job: Optional[WeightGradient] = None
-        if self._weight_grad is not None and any(wanted[1:]):
-            job = WeightGradient(
-                bus, self._layer, self._weight_grad, (weight, bias), wanted[1:], inputs,
-                lambda: self._send("weight_grad", x, "input"), late, seed,
-            )  # fmt: skip
         home = bus.lanes.begin()
         try:
-            by_input, passes = None, self._input_grad
-            if wanted[0] and passes is not None:
-                far = self._on_device(weight, None, "input_grad")
-
-                def product(piece: Operand) -> torch.Tensor:
-                    shape = (piece.shape[0], *input_shape[1:])
-                    return passes.input_grad(piece, far[0], shape, seed)
-
-                by_input, _ = self._through(
-                    self._backwards, grad, input_shape, product, far, seed,
-                    job.start if job is not None else None,
+            grad = self._dense(pass_, grad)
+            trip = self._back(grad, weight, input_shape, by_input, seed)
+            if self._weight_grad is not None and by_weight:
+                job = WeightGradient(
+                    bus, self._layer, self._weight_grad, (weight, bias), wanted[1:], inputs,
+                    lambda: self._send("weight_grad", x, "input"), late, seed,
+                    self._kept.recording(trip, inputs, self._weight_grad, weight, wanted[1:]),
                 )  # fmt: skip
-            elif job is not None:
-                sent = self._send("weight_grad", grad, "grad_output", seed)
-                job.start(sent)
-                # The host's memory may change when this returns.
-                with bus.ledger.stage(self._layer, "weight_grad", "wait"):
-                    bus.lanes.sync(sent.event)
-            by_weight, by_bias = job.finish() if job is not None else (None, None)
-            return by_input, by_weight, by_bias
+
+            def meanwhile(sent: Sent) -> None:
+                if job is not None:
+                    job.start(sent)
+                    self._kept.busy(trip, inputs)
+
+            result, _ = self._through(pass_, trip, grad, seed, meanwhile)
+            found = job.finish() if job is not None else (None, None)
+            return (result if by_input else None, *found)
         except BaseException:
             bus.lanes.drain()
             raise
         finally:
             bus.lanes.end(home)
 
-    def _on_device(
-        self, weight: torch.Tensor, bias: Optional[torch.Tensor], pass_: str
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    def _back(
+        self,
+        grad: torch.Tensor,
+        weight: torch.Tensor,
+        input_shape: Sequence[int],
+        by_input: bool,
+        seed: int,
+    ) -> Trip:
+        """The trip of a gradient: to the product by the input and back, or up only."""
+        passes = self._input_grad
+        if not by_input or passes is None:
+            return self._kept.upwards(grad, lambda: self._trip_up(grad, seed))
+        far = self._on_device(weight, None, "input_grad")
+        rest = tuple(input_shape[1:])
+
+        def product(piece: Operand) -> torch.Tensor:
+            return passes.input_grad(piece, far[0], (piece.shape[0], *rest), seed)
+
+        def make() -> Trip:
+            return self._trip(self._backwards, grad, input_shape, far, product, seed)
+
+        return self._kept.backwards(grad, input_shape, far, passes, make)
+
+    def _on_device(self, weight: torch.Tensor, bias: Optional[torch.Tensor], pass_: str) -> Far:
         bus = self._bus
         work = bus.lanes.work
         bus.lanes.on(work)
@@ -161,69 +194,116 @@ class Away:
             return far, None
         return far, bus.weights.on_device(self._bias, bias, self._layer, pass_, work)
 
-    def _through(
+    def _trip(
         self,
         route: Route,
         tensor: torch.Tensor,
         shape: Sequence[int],
+        far: Far,
         product: Product,
-        far: Any,
-        seed: Optional[int],
-        meanwhile: Optional[Callable[[Sent], None]] = None,
-    ) -> Tuple[torch.Tensor, Sent]:
-        """Send a tensor, and fetch the product of each piece. `meanwhile` is called when all is
-        queued and before anything is waited for. `far` is what the products read beside it."""
-        bus, pass_, layer = self._bus, route.pass_, self._layer
-        lanes, stage, accounts = bus.lanes, bus.ledger.stage, bus.accounts
-        tensor = self._dense(pass_, tensor)
+        seed: Optional[int] = None,
+    ) -> Trip:
+        """Buffers and pieces for sending `tensor` and receiving what has `shape`."""
+        bus, lanes = self._bus, self._bus.lanes
         spans = self._spans(route, tensor.shape, shape)
         up, work, down = lanes.trio(len(spans))
         outgoing = self._outgoing(tensor, route.sent_as, up, seed)
         incoming = Incoming(shape, route.down, route.received_as, bus.host, bus.codecs, bus.device)
+        trip = Trip(outgoing, incoming, (up, work, down), far)
+        trip.legs = [Leg(low, high, _product(product, outgoing, low, high)) for low, high in spans]
+        return trip
+
+    def _trip_up(self, tensor: torch.Tensor, seed: int) -> Trip:
+        """For sending a gradient of which no product comes back."""
+        work = self._bus.lanes.work
+        outgoing = self._outgoing(tensor, "grad_output", work, seed)
+        trip = Trip(outgoing, None, (work, work, work))
+        trip.legs = [Leg(0, tensor.shape[0], list)]
+        return trip
+
+    def _through(
+        self,
+        pass_: str,
+        trip: Trip,
+        tensor: torch.Tensor,
+        seed: Optional[int],
+        meanwhile: Optional[Callable[[Sent], None]] = None,
+    ) -> Tuple[torch.Tensor, Sent]:
+        """Send a tensor, and fetch the product of each piece. `meanwhile` is called when all is
+        queued and before anything is waited for."""
+        bus, outgoing, incoming = self._bus, trip.outgoing, trip.incoming
+        lanes, up = bus.lanes, trip.up
+        if trip.kept:
+            lanes.on(up)
+            if trip.busy is not None:
+                lanes.wait(up, trip.busy)
+            outgoing.take(tensor, seed, bus.direct(tensor))
         # Memory of other lanes, kept until the host has waited for the last copy down.
-        kept: List[Any] = [far]
+        kept: List[Any] = [trip]
         marks: List[Any] = []
         arrived: Any = None
-        for low, high in spans:
-            arrived = self._up(pass_, outgoing, low, high, up)
-            if work is not up:
-                lanes.on(work)
-                lanes.wait(work, arrived)
-            with stage(layer, pass_, "compute", stream=work) if accounts else IDLE:
-                piece = product(outgoing.piece(low, high))
+        for leg in trip.legs:
+            arrived = self._up(pass_, outgoing, leg.low, leg.high, up)
+            if incoming is not None:
+                if trip.work is not up:
+                    lanes.on(trip.work)
+                    lanes.wait(trip.work, arrived)
+                kept.append(self._down(pass_, trip, incoming, leg, seed))
+                marks.append(lanes.mark(trip.down))
+        sent = Sent(outgoing.whole, arrived)
+        if meanwhile is not None:
+            meanwhile(sent)
+        if incoming is None:
+            # The host's memory may change when this returns.
+            with bus.ledger.stage(self._layer, pass_, "wait"):
+                lanes.sync(arrived)
+            outgoing.let_go()
+            return tensor, sent
+        self._fetch(pass_, trip, incoming, marks)
+        outgoing.let_go()
+        return incoming.given(), sent
+
+    def _down(
+        self, pass_: str, trip: Trip, incoming: Incoming, leg: Leg, seed: Optional[int]
+    ) -> Any:
+        """Queue a piece's product and its copy down, on whose lane the last of it is."""
+        bus, layer, low, high = self._bus, self._layer, leg.low, leg.high
+        lanes, stage, accounts = bus.lanes, bus.ledger.stage, bus.accounts
+        work, down = trip.work, trip.down
+        with stage(layer, pass_, "compute", stream=work) if accounts else IDLE:
+            made = leg.product()
+        if trip.packed:
+            sources = made
+            if low == 0:
+                incoming.renew()
+        else:
+            (piece,) = made
             if low == 0:
                 incoming.begin(piece)
             with stage(layer, pass_, incoming.stage, stream=work) if accounts else IDLE:
                 # Other bits than those that rounded what was sent.
-                copies = incoming.copies(piece, low, high, None if seed is None else seed + 1)
-            if down is not work:
-                lanes.wait(down, lanes.mark(work))
-                lanes.on(down)
-            moved = byte_count(copies) if accounts else 0
-            with (
-                stage(layer, pass_, "from_device", stream=down, from_device=moved)
-                if accounts
-                else IDLE
-            ):
-                bus.move(copies, up=False)
-            marks.append(lanes.mark(down))
-            kept.append((piece, copies))
-        sent = Sent(outgoing.whole, arrived)
-        if meanwhile is not None:
-            meanwhile(sent)
-        self._fetch(pass_, incoming, spans, marks)
-        return incoming.result, sent
+                sources = incoming.ready(piece, low, None if seed is None else seed + 1)
+        copies = incoming.pairs(sources, low, high)
+        if down is not work:
+            lanes.wait(down, lanes.mark(work))
+            lanes.on(down)
+        moved = byte_count(copies) if accounts else 0
+        with (
+            stage(layer, pass_, "from_device", stream=down, from_device=moved) if accounts else IDLE
+        ):
+            bus.move(copies, up=False)
+        return made, copies
 
-    def _fetch(self, pass_: str, incoming: Incoming, spans: Spans, marks: List[Any]) -> None:
+    def _fetch(self, pass_: str, trip: Trip, incoming: Incoming, marks: List[Any]) -> None:
         """Wait for each piece, and unpack it while the next is on its way."""
         bus, layer = self._bus, self._layer
         stage, accounts = bus.ledger.stage, bus.accounts
-        for (low, high), mark in zip(spans, marks):
+        for leg, mark in zip(trip.legs, marks):
             with stage(layer, pass_, "wait") if accounts else IDLE:
                 bus.lanes.sync(mark)
             if incoming.unpacks:
                 with stage(layer, pass_, incoming.stage) if accounts else IDLE:
-                    incoming.unpack(low, high)
+                    incoming.unpack(leg.low, leg.high)
 
     def _spans(self, route: Route, sent: Sequence[int], received: Sequence[int]) -> Spans:
         """The pieces of a batch, looked up."""
@@ -282,6 +362,12 @@ class Away:
             return tensor
         with self._bus.ledger.stage(self._layer, pass_, "reshape"):
             return dense(tensor)
+
+
+def _product(
+    product: Product, outgoing: Outgoing, low: int, high: int
+) -> Callable[[], List[torch.Tensor]]:
+    return lambda: [product(outgoing.piece(low, high))]
 
 
 def drawn_seed() -> int:

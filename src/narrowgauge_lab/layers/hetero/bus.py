@@ -28,17 +28,22 @@ from narrowgauge_lab.layers.hetero.lanes import Lanes
 from narrowgauge_lab.layers.hetero.late import LateGradients
 from narrowgauge_lab.layers.hetero.ledger import Ledger
 from narrowgauge_lab.layers.hetero.overflow import OverflowWatch
+from narrowgauge_lab.layers.hetero.replay import Recorder
 from narrowgauge_lab.layers.hetero.weights import Weights
 from narrowgauge_lab.layers.hetero.wire import Codec, Codecs, Copy
 
 __all__ = ["MOST_PIECES", "PIECE_BYTES", "Bus", "require_policy"]
 
-#: The least that a piece is worth. A piece costs about 15 us of launches (a copy up, a product, a
-#: copy down, two events), in which a bus of 55 GB/s moves 0.8 MB.
-PIECE_BYTES = 1 << 20
+#: The least that a piece is worth. A piece costs some 35 us of launches (a copy up, a product, a
+#: copy down, four events), in which a bus of 55 GB/s moves 2 MB.
+PIECE_BYTES = 2 << 20
 #: The first copy up and the last one down overlap with nothing; more pieces make them no shorter
 #: than it pays.
 MOST_PIECES = 8
+#: Of the device's memory: what buffers may take that are kept from step to step.
+_KEPT_SHARE = 1 / 16
+#: What a CPU that stands in may keep.
+_KEPT_BYTES = 1 << 28
 
 _CPU = torch.device("cpu")
 
@@ -60,6 +65,8 @@ class Bus:
         self.overflow: Optional[OverflowWatch] = None
         #: Which way small copies go; `mapped` only.
         self.chooser: Optional[Chooser] = None
+        #: Whether passes are prepared and captured; False: each is launched operator by operator.
+        self.prepares = self.overlapping
         self._opened = False
         self._held: Deque[Tuple[Any, Any]] = collections.deque()
 
@@ -83,6 +90,11 @@ class Bus:
             waits=not self.queues,
         )
         self.late = LateGradients(self.lanes, self.host, self.ledger)
+        self.recorder = Recorder(self.device, self.host.note)
+        self._room = _KEPT_BYTES
+        if self.cuda:
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            self._room = int(total * _KEPT_SHARE)
         if self.transfers.policy == "mapped" and self.cuda and self.chooser is None:
             self.chooser = Chooser.measured(self.device)
         self._opened = True
@@ -109,6 +121,23 @@ class Bus:
     def may_defer(self) -> bool:
         """Whether weight gradients may come back late at all."""
         return self.overlapping and self.ledger.mode != "serial"
+
+    def keeps(self, size: int) -> bool:
+        """Whether there is room for so many more bytes on the device that are kept for good; then
+        they are taken."""
+        if size > self._room:
+            return False
+        self._room -= size
+        return True
+
+    def choices(self) -> Tuple[bool, ...]:
+        """What else decides which kernels torch takes for a product: one that was captured is for
+        the same only."""
+        if not self.cuda:
+            return ()
+        cudnn = torch.backends.cudnn
+        strict = torch.are_deterministic_algorithms_enabled()
+        return cudnn.enabled, cudnn.benchmark, cudnn.deterministic, strict
 
     def direct(self, tensor: torch.Tensor) -> bool:
         """Whether the device may read a host tensor without somebody copying it aside first."""
@@ -155,6 +184,7 @@ class Bus:
                 "accelerator": self.codecs.far.name,
             },
             "mapped_or_copied": chosen,
+            "captured": self.recorder.captured,
             "notes": self.notes(),
         }
 

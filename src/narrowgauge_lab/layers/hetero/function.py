@@ -49,7 +49,7 @@ class _Placed(torch.autograd.Function):
         parameters: Tuple[torch.Tensor, Optional[torch.Tensor]],
         differentiated: bool,
     ) -> torch.Tensor:
-        result, kept = runner.forward(x, *parameters)
+        result, kept, lease = runner.forward(x, *parameters)
         if not differentiated:
             return result
         by_weight = ctx.needs_input_grad[1]
@@ -61,6 +61,8 @@ class _Placed(torch.autograd.Function):
         elif by_weight:
             saved.append(x if kept is None else kept)
         ctx.resident = by_weight and kept is not None
+        if ctx.resident:
+            ctx.lease = lease  # until autograd forgets this call
         ctx.save_for_backward(*saved)
         return result
 

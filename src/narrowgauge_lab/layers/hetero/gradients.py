@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -11,7 +11,11 @@ from narrowgauge_lab.layers.hetero.ledger import IDLE
 from narrowgauge_lab.layers.hetero.wire import byte_count
 from narrowgauge_lab.layers.passes import Operand, Passes, Quantised
 
-__all__ = ["Sent", "WeightGradient", "bias_gradient"]
+__all__ = ["Record", "Sent", "WeightGradient", "bias_gradient"]
+
+Work = Callable[[], List[torch.Tensor]]
+#: Does such work, and gives its results: the first time it is captured.
+Record = Callable[[Work], List[torch.Tensor]]
 
 
 class Sent:
@@ -27,7 +31,8 @@ class WeightGradient:
     """Of one backward pass of one layer, from when the gradient is on the device to the return.
 
     `send(x)` sends the input again, where it did not stay (`inputs` is None). `wanted`: by weight,
-    by bias.
+    by bias. `record`: where both operands lie in memory that is kept from step to step; it has been
+    seen to that nothing writes there too early.
     """
 
     def __init__(
@@ -41,12 +46,14 @@ class WeightGradient:
         send: Callable[[], Sent],
         late: bool,
         seed: int,
+        record: Optional[Record] = None,
     ) -> None:
         self._bus, self._layer, self._passes = bus, layer, passes
         self._shape = parameters[0].shape
         self._parameters = [each for each, by in zip(parameters, wanted) if by and each is not None]
         self._by_weight, self._by_bias = wanted[0], wanted[1] and parameters[1] is not None
         self._inputs, self._send, self._late, self._seed = inputs, send, late, seed
+        self._record = record
         self._near: List[torch.Tensor] = []
         self._marks: List[Any] = []
 
@@ -60,22 +67,25 @@ class WeightGradient:
             inputs = sent.operand
             lanes.wait(side, sent.event)
             self._marks.append(sent.event)
+        # Before the products: gradients that are still pending may lie where they write.
+        waits = self._late and bus.late.may_wait(self._parameters)
         lanes.on(side)
         lanes.wait(side, grad.event)
-        far: List[torch.Tensor] = []
-        stage = bus.ledger.stage
+        operand, stage = grad.operand, bus.ledger.stage
+        work = _work(
+            self._passes, operand, inputs, self._shape if self._by_weight else None,
+            self._by_bias, self._seed,
+        )  # fmt: skip
         with stage(self._layer, "weight_grad", "compute", stream=side) if bus.accounts else IDLE:
-            if self._by_weight:
-                far.append(self._passes.weight_grad(grad.operand, inputs, self._shape, self._seed))
-            if self._by_bias:
-                far.append(bias_gradient(grad.operand))
-        if self._late and bus.late.may_wait(self._parameters):
-            bus.hold(side, grad.operand, inputs)
+            far = work() if self._record is None else self._record(work)
+        if waits:
+            if self._record is None:
+                bus.hold(side, operand, inputs)
             self._near = bus.late.add(self._parameters, far)
         else:
             self._near = self._fetch(far)
             # `finish` waits for the copies: until then these are not to be freed.
-            self._kept = (grad.operand, inputs, far)
+            self._kept = (operand, inputs, far)
 
     def finish(self) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
         """The gradients on the host, which are filled later where they may be."""
@@ -98,6 +108,27 @@ class WeightGradient:
             bus.move(copies, up=False)
         self._marks.append(bus.lanes.mark(side))
         return near
+
+
+def _work(
+    passes: Passes,
+    grad: Operand,
+    inputs: Optional[Operand],
+    shape: Optional[Sequence[int]],
+    by_bias: bool,
+    seed: int,
+) -> Work:
+    """The gradients by weight (of that shape, or none) and by bias."""
+
+    def work() -> List[torch.Tensor]:
+        far = []
+        if shape is not None:
+            far.append(passes.weight_grad(grad, inputs, shape, seed))
+        if by_bias:
+            far.append(bias_gradient(grad))
+        return far
+
+    return work
 
 
 def bias_gradient(grad: Operand) -> torch.Tensor:

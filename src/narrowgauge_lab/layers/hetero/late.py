@@ -76,11 +76,14 @@ class LateGradients:
 
     def may_wait(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Whether autograd will only pass these parameters' gradients on. What is pending is
-        filled where it will be added to. Never before torch 2.0, where a pass cannot be told from
-        one inside of it."""
+        filled where it will be added to, and where it is of a pass that failed or that this one is
+        inside of: the same layers may be about to write to the same memory. Never before torch 2.0,
+        where a pass cannot be told from one inside of it."""
         current = torch_compat.backward_id()
         if current is None:
             return False
+        if current != self._pass:
+            self._fill()
         seen = self._seen.get(current, ())
         if any(each.data_ptr() in seen for each in parameters):
             self._fill()
@@ -94,9 +97,6 @@ class LateGradients:
         computing. Only for what `may_wait`."""
         current = torch_compat.backward_id()
         assert current is not None
-        if current != self._pass:
-            # What is left is of a pass that failed, or that this one is inside of.
-            self._fill()
         if current not in self._seen:
             engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
             engine.queue_callback(lambda: self._settle(current))
@@ -134,7 +134,8 @@ class LateGradients:
                 self._send(self._chunks[-1])
             self._chunks.append(self._chunk(count))
         chunk = self._chunks[-1]
-        near = chunk.near[chunk.used : chunk.used + count].view(far.shape)
+        # One operator in place of two: this is done for each layer while the host is what is late.
+        near = chunk.near.as_strided(far.shape, _strides(far.shape), chunk.used)
         chunk.used += count
         chunk.far.append(far)
         return near
@@ -150,13 +151,23 @@ class LateGradients:
         ledger, lanes, side = self._ledger, self._lanes, self._lanes.side
         lanes.on(side)
         with ledger.stage(ALL_LAYERS, "weight_grad", "reshape", stream=side):
-            chunk.flat = torch.cat([each.reshape(-1) for each in chunk.far])
+            parts = [each.reshape(-1) for each in chunk.far]
+            chunk.flat = torch.cat(parts) if len(parts) > 1 else parts[0]
         with ledger.stage(
             ALL_LAYERS, "weight_grad", "from_device", stream=side, from_device=4 * chunk.used
         ):
             chunk.near[: chunk.used].copy_(chunk.flat, non_blocking=True)
         chunk.event = lanes.own_mark(side)
         chunk.far = []
+
+
+def _strides(shape: Sequence[int]) -> List[int]:
+    """Of a contiguous tensor."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return strides[::-1]
 
 
 def _is_left_alone(parameter: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ from narrowgauge_lab.layers.hetero.backends import BackendOptions, WholeBackend,
 from narrowgauge_lab.layers.hetero.bus import Bus
 from narrowgauge_lab.layers.hetero.gradients import bias_gradient
 from narrowgauge_lab.layers.hetero.ledger import Ledger
+from narrowgauge_lab.layers.hetero.prepared import Lease
 from narrowgauge_lab.layers.passes import Operand, Passes, Problem, passes_for
 
 __all__ = ["Runner"]
@@ -100,11 +101,14 @@ class Runner:
 
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]
-    ) -> Tuple[torch.Tensor, Optional[Operand]]:
-        """The output, and the input as it is on the accelerator, where it can stay there."""
+    ) -> Tuple[torch.Tensor, Optional[Operand], Optional[Lease]]:
+        """The output, and the input as it is on the accelerator, where it can stay there: as long
+        as the lease is held, if there is one."""
         if not self._opened:
             self.open()
-        placed, kept = self.placement.forward, None
+        placed = self.placement.forward
+        kept: Optional[Operand] = None
+        lease: Optional[Lease] = None
         with self.ledger.call(self.layer, "forward"):
             if placed.backend != "torch":
                 result = self._whole[placed].forward(x.detach(), weight.detach(), _plain(bias))
@@ -112,13 +116,13 @@ class Runner:
                 result = self._near("forward", self._forward, x, weight, bias)
             else:
                 assert self._away is not None
-                result, kept = self._away.forward(x, weight, bias)
+                result, kept, lease = self._away.forward(x, weight, bias)
         watch = self.bus.overflow
         if watch is not None:
             watch.see(self.layer, "forward", "input", x, self._forms("forward", "input"))
             watch.see(self.layer, "forward", "output", result)
         stays = self.bus.transfers.resident and self._is_away("weight_grad")
-        return result, kept if stays else None
+        return (result, kept, lease) if stays else (result, None, None)
 
     def backward(
         self,

@@ -40,6 +40,9 @@ class Slot(_Copied):
         self.whole: Optional[_Whole] = None
         #: The parameter on the device, a part of what is copied there or the copy itself.
         self.view: Optional[torch.Tensor] = None
+        #: What `view` is a part of, and the address of the parameter that it is the copy of.
+        self.part_of: Optional[torch.Tensor] = None
+        self.part_for = -1
 
 
 class _Whole(_Copied):
@@ -109,24 +112,36 @@ class Weights:
         slot.generation = self._generation
         slot.whole = None if self._each_call else self._around(tensor)
         if slot.whole is None:
+            slot.part_of = None
             slot.view = self._send(slot, tensor.detach(), layer, pass_, stream)
             if torch_compat.storage_bytes(tensor) != tensor.numel() * tensor.element_size():
                 slot.generation = -1
         else:
-            slot.view = self._part(slot.whole, tensor, pass_, stream)
+            slot.view = self._part(slot, slot.whole, tensor, pass_, stream)
         return slot.view
 
     def _around(self, tensor: torch.Tensor) -> Optional[_Whole]:
         return next((whole for whole in self._wholes if whole.has(tensor)), None)
 
-    def _part(self, whole: _Whole, tensor: torch.Tensor, pass_: str, stream: Any) -> torch.Tensor:
+    def _part(
+        self, slot: Slot, whole: _Whole, tensor: torch.Tensor, pass_: str, stream: Any
+    ) -> torch.Tensor:
         version = whole.values._version
         if whole.far is None or (whole.version, whole.generation) != (version, self._generation):
             self._send(whole, whole.values, ALL_LAYERS, pass_, stream)
             whole.version, whole.generation = version, self._generation
-        assert whole.far is not None
-        first = (tensor.data_ptr() - whole.begin) // tensor.element_size()
-        return whole.far.view(-1)[first : first + tensor.numel()].view(tensor.shape)
+        far, view = whole.far, slot.view
+        assert far is not None
+        if (
+            view is not None
+            and slot.part_of is far
+            and slot.part_for == slot.address
+            and view.shape == tensor.shape
+        ):
+            return view
+        slot.part_of, slot.part_for = far, slot.address
+        first = (slot.address - whole.begin) // tensor.element_size()
+        return far.view(-1)[first : first + tensor.numel()].view(tensor.shape)
 
     def _send(
         self, copied: _Copied, near: torch.Tensor, layer: str, pass_: str, stream: Any

@@ -39,6 +39,8 @@ WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 Copy = Tuple[torch.Tensor, torch.Tensor]
 #: int8 values begin this far apart, in bytes, whatever the scales take: kernels read 16 at a time.
 _ALIGNMENT = 16
+#: In place of a host tensor that is not held.
+_NOTHING = torch.empty(0)
 
 
 class Codec:
@@ -120,7 +122,7 @@ def _head(channels: int) -> int:
 
 
 class Outgoing:
-    """A dense host tensor on its way to the device.
+    """A dense host tensor on its way to the device, and after it, by `take`, others of its form.
 
     `direct`: the device may read `x` itself; otherwise it reads staging memory. The buffers on the
     device belong to the stream that is current when this is made.
@@ -137,24 +139,39 @@ class Outgoing:
         seed: Optional[int],
         direct: bool,
     ) -> None:
-        self._x, self._codec, self._seed = x, codecs.near, seed
+        self._form, self._name, self._host, self._codec = form, name, host, codecs.near
         self._batch = x.shape[0]
         self._row = x.numel() // max(1, self._batch)
-        #: Whether `fill` has anything to do, and the stage that it belongs to.
-        self.fills = not (form == "fp32" and direct)
+        #: The stage of what `fill` does.
         self.stage = "reshape" if form == "fp32" else "quantise"
         self._near: Optional[_Parcel] = None
-        self._staged = x
+        self._aside: Optional[torch.Tensor] = None
         if form == "int8":
             sizes = _Parcel.sizes(x)
             self._near = _Parcel(x, [host.staging(name, *each) for each in sizes])
             far = _Parcel(x, [torch.empty(n, dtype=t, device=device) for n, t in sizes])
             self._far = far
             self.whole: Operand = Quantised(far.values, far.scale)
-            return
-        if self.fills:
-            self._staged = like(host.staging(name, x.numel(), DTYPES[form]), x)
-        self.whole = self._into = torch.empty_like(self._staged, device=device)
+        else:
+            self.whole = self._into = torch.empty_like(x, dtype=DTYPES[form], device=device)
+        self.take(x, seed, direct)
+
+    def take(self, x: torch.Tensor, seed: Optional[int], direct: bool) -> None:
+        """Send `x` next, which has the shape and the order of memory of the one before it. Whoever
+        calls has waited for what still reads the buffers, on either side."""
+        self._x, self._seed = x, seed
+        #: Whether `fill` has anything to do.
+        self.fills = not (self._form == "fp32" and direct)
+        self._staged = x
+        if self.fills and self._near is None:
+            if self._aside is None:
+                flat = self._host.staging(self._name, x.numel(), DTYPES[self._form])
+                self._aside = like(flat, x)
+            self._staged = self._aside
+
+    def let_go(self) -> None:
+        """Of the host tensor, which has arrived."""
+        self._x = self._staged = _NOTHING
 
     def fill(self, low: int, high: int) -> None:
         """The host's work before images `low` to `high` may go; pieces go in their order."""
@@ -182,7 +199,8 @@ class Outgoing:
 
 
 class Incoming:
-    """A tensor on its way from the device, in pieces, to `result` on the host.
+    """A tensor on its way from the device, in pieces, to `result` on the host; by another `begin`
+    or `renew`, the next one of its shape.
 
     Pieces are on the device in the dtype of the wire, or float32 where int8 travels. What travels
     as it is lands in memory that the device writes itself; else in staging memory.
@@ -200,53 +218,84 @@ class Incoming:
         """`device`: where packed pieces are made; None: where the piece is."""
         self._shape, self._wire, self._name = tuple(shape), form, name
         self._host, self._codecs, self._device = host, codecs, device
-        #: The stage of what `copies` and `unpack` do.
+        #: The stage of what `ready` and `unpack` do.
         self.stage = "quantise" if form != "fp32" else "reshape"
         #: Whether a piece is packed before it goes, and unpacked when it is here.
         self.packs, self.unpacks = form == "int8", form != "fp32"
         self._layout = torch.contiguous_format
         self._row = elements(shape[1:])
+        #: By a piece's first image: where it is packed on the device, and where it lands.
+        self._far: Dict[int, _Parcel] = {}
         self._near: Dict[int, _Parcel] = {}
-        self.result = self._staged = torch.empty(0)
+        self._staged: Optional[torch.Tensor] = None
+        self.result = _NOTHING
 
     def begin(self, piece: torch.Tensor) -> None:
         """Make the host's memory, in the layout of the first piece."""
-        last = channels_last(piece)
+        self.adopt(piece)
+        self.renew()
+
+    def adopt(self, piece: torch.Tensor) -> None:
+        """Take the layout of a piece for that of the whole."""
+        self._layout = torch.channels_last if channels_last(piece) else torch.contiguous_format
+
+    def renew(self) -> None:
+        """Make the host's memory, in the layout of before."""
         if not self.unpacks:
+            last = self._layout == torch.channels_last
             self.result = self._host.fresh(self._shape, torch.float32, last)
-        if last:
-            self._layout = torch.channels_last
-        if self.unpacks:
-            self.result = torch.empty(self._shape, memory_format=self._layout)
-        if self._wire in ("fp16", "bf16"):
+            return
+        self.result = torch.empty(self._shape, memory_format=self._layout)
+        if not self.packs and self._staged is None:
             flat = self._host.staging(self._name, self.result.numel(), DTYPES[self._wire])
             self._staged = like(flat, self.result)
 
+    def ready(self, piece: torch.Tensor, low: int, seed: Optional[int]) -> List[torch.Tensor]:
+        """What travels of a piece that begins with image `low`; made on the current stream."""
+        piece = piece.contiguous(memory_format=self._layout)
+        if not self.packs:
+            return [piece]
+        far = self._far.get(low)
+        if far is None:
+            device = self._device or piece.device
+            buffers = [torch.empty(n, dtype=t, device=device) for n, t in _Parcel.sizes(piece)]
+            far = self._far[low] = _Parcel(piece, buffers)
+        self._codecs.far.pack(far.values, far.scale, piece, seed, low * self._row)
+        return far.parts(0, piece.numel())
+
+    def pairs(self, sources: Sequence[torch.Tensor], low: int, high: int) -> List[Copy]:
+        """The copies of what is `ready`."""
+        whole = high - low == self._shape[0]
+        into = self.result if self._staged is None else self._staged
+        into = into if whole else into[low:high]
+        if not self.packs:
+            return [(into, sources[0])]
+        near = self._near.get(low)
+        if near is None:
+            name = f"{self._name} {low}"
+            buffers = [self._host.staging(name, *each) for each in _Parcel.sizes(into)]
+            near = self._near[low] = _Parcel(into, buffers)
+        return list(zip(near.parts(0, into.numel()), sources))
+
     def copies(self, piece: torch.Tensor, low: int, high: int, seed: Optional[int]) -> List[Copy]:
         """What has to be copied of a piece; int8 is packed here, on the current stream."""
-        into = self.result if high - low == self._shape[0] else self.result[low:high]
-        piece = piece.contiguous(memory_format=self._layout)
-        if not self.unpacks:
-            return [(into, piece)]
-        if not self.packs:
-            return [(self._staged[low:high], piece)]
-        sizes = _Parcel.sizes(piece)
-        far = _Parcel(
-            piece, [torch.empty(n, dtype=t, device=self._device or piece.device) for n, t in sizes]
-        )
-        self._codecs.far.pack(far.values, far.scale, piece, seed, low * self._row)
-        name = f"{self._name} {low}"
-        near = _Parcel(into, [self._host.staging(name, *each) for each in sizes])
-        self._near[low] = near
-        return list(zip(near.parts(0, piece.numel()), far.parts(0, piece.numel())))
+        return self.pairs(self.ready(piece, low, seed), low, high)
+
+    def given(self) -> torch.Tensor:
+        """The result, all of which is here; it is not kept."""
+        result, self.result = self.result, _NOTHING
+        return result
 
     def unpack(self, low: int, high: int) -> None:
         """The host's work once images `low` to `high` are here."""
+        whole = high - low == self._shape[0]
+        into = self.result if whole else self.result[low:high]
         if self.packs:
-            near = self._near.pop(low)
-            self._codecs.near.unpack(self.result[low:high], near.values, near.scale)
+            near = self._near[low]
+            self._codecs.near.unpack(into, near.values, near.scale)
         else:
-            self.result[low:high].copy_(self._staged[low:high])
+            assert self._staged is not None
+            into.copy_(self._staged if whole else self._staged[low:high])
 
 
 def byte_count(copies: Sequence[Copy]) -> int:

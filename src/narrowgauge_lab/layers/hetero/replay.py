@@ -1,0 +1,105 @@
+"""Work on the device whose operands never move, launched as one: a small product's kernels take a
+GPU less time than its libraries take the host to launch them.
+
+On CUDA such work is captured in a graph. On a CPU that stands in for an accelerator, and before
+torch 1.10, it is called each time.
+"""
+
+# unverified: capture and replay of products | needs a GPU | pytest -m gpu test_hetero_replay_gpu.py
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from typing import Any, Callable, Dict, Iterator, List
+
+import torch
+
+from narrowgauge_lab import torch_compat
+
+__all__ = ["Recorder", "Replay"]
+
+Work = Callable[[], List[torch.Tensor]]
+
+
+class Replay:
+    """Calling it queues the work on the current stream, which is always the same one, and gives its
+    results: captured, they are the same tensors each time."""
+
+    __slots__ = ("_graph", "_results", "_work")
+
+    def __init__(self, work: Work, graph: Any = None, results: Any = None) -> None:
+        self._work, self._graph, self._results = work, graph, results
+
+    @property
+    def captured(self) -> bool:
+        return self._graph is not None
+
+    def __call__(self) -> List[torch.Tensor]:
+        if self._graph is None:
+            return self._work()
+        self._graph.replay()
+        results: List[torch.Tensor] = self._results
+        return results
+
+
+class Recorder:
+    """What captures for one bus. `note` is told of what could not be captured, once each time.
+
+    The graphs of one lane share their memory for what they make on the way: a lane works off one
+    after the other, and their results, which are kept, are never given out again.
+    """
+
+    def __init__(self, device: torch.device, note: Callable[[str], None]) -> None:
+        self._captures = torch_compat.graphs_available(device)
+        self._note = note
+        self._pools: Dict[int, Any] = {}
+        #: How many graphs there are.
+        self.captured = 0
+
+    def record(self, work: Work, lane: Any, *, may_capture: bool = True) -> Replay:
+        """`work` for replay. The lane is the current stream, and `work` ran on it before, so that
+        libraries have chosen what they launch. It may not ask the device, nor use cuBLAS, whose
+        workspace others may free."""
+        if not (self._captures and may_capture) or torch_compat.capturing():
+            return Replay(work)
+        pool = self._pools.get(id(lane))
+        if pool is None:
+            pool = self._pools[id(lane)] = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with _uncollected():
+                _begin(graph, pool)
+                try:
+                    results = work()
+                finally:
+                    graph.capture_end()
+        except RuntimeError as error:
+            if "out of memory" in str(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            self._note(f"products launched one by one, for they could not be captured: {reason}")
+            return Replay(work)
+        self.captured += 1
+        return Replay(work, graph, results)
+
+
+def _begin(graph: Any, pool: Any) -> None:
+    """Only what this thread does can break the capture, where torch (2.1) can be told so."""
+    if torch_compat.torch_version() >= (2, 1):
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+    else:
+        graph.capture_begin(pool)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Page-locked tensors that the collector happened to free here would record their streams'
+    events, the capture's among them."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

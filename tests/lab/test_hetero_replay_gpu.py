@@ -1,0 +1,212 @@
+"""Products that are captured once and replayed: the bits of products that are launched, by every
+plan, through batches that change, layers that are used over, and weights that move."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any, Iterator, List, Tuple
+
+import pytest
+import torch
+from placed_cases import images, loss_of, plan, residual, resnet20
+from torch import nn
+
+from narrowgauge_contract.errors import NotApplicableError
+from narrowgauge_contract.placement import BUILTIN, parse_plan
+from narrowgauge_lab import torch_compat
+from narrowgauge_lab.layers.hetero.convert import Converted, convert
+from narrowgauge_lab.layers.hetero.late import deferred_weight_grads
+from narrowgauge_lab.layers.hetero.ledger import Ledger
+from narrowgauge_lab.measure.watch import watch
+from narrowgauge_lab.optim import SGD
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:::torch"),
+    pytest.mark.skipif(
+        "not torch_compat.graphs_available(torch.device('cuda'))", reason="torch has no CUDA graphs"
+    ),
+]
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _repeatable() -> Iterator[None]:
+    torch_compat.allow_tf32(False)
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.deterministic = False
+
+
+def _pair(
+    model: nn.Module, said: Any, mode: str = "off"
+) -> Tuple[nn.Module, Converted, nn.Module, Converted]:
+    """Two placed copies, of which the second captures nothing."""
+    first, second = copy.deepcopy(model), copy.deepcopy(model)
+    try:
+        one, other = (convert(each, said, CUDA, Ledger(mode, CUDA)) for each in (first, second))
+    except NotApplicableError as error:
+        pytest.skip(error.why)
+    other.bus.prepares = False
+    return first, one, second, other
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(ours, theirs))
+
+
+def _gradients(model: nn.Module, x: torch.Tensor) -> List[torch.Tensor]:
+    return list(torch.autograd.grad(loss_of(model, x), list(model.parameters())))
+
+
+_PLANS = ["hetero-fp32", "hetero-tf32", "hetero-bf16", "hetero-fp16", "hetero-int8", "hetero-fp8"]
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("name", _PLANS)
+def test_replayed_steps_have_the_bits_of_launched_ones(name: str, late: bool) -> None:
+    model, one, twin, other = _pair(resnet20(), parse_plan(BUILTIN[name], name))
+    optimisers = [SGD(model, 0.01), SGD(twin, 0.01)]
+    for handle, optimiser in zip((one, other), optimisers):
+        handle.watch(optimiser.values)
+    for step, batch in enumerate((32, 32, 32, 20, 32, 20, 20, 32)):
+        x = images(batch, size=32, seed=step)
+        found = []
+        for each, optimiser in zip((model, twin), optimisers):
+            torch.manual_seed(step)  # of what int8 draws
+            with deferred_weight_grads() if late else contextlib.nullcontext():
+                optimiser.differentiate(loss_of(each, x) / 320)
+            optimiser.step()
+            found.append(optimiser.gradient.clone())
+        assert bool(torch.isfinite(found[0]).all())
+        assert torch.equal(found[0], found[1]), f"step {step}"
+    assert not one.bus.notes()
+    assert other.facts()["captured"] == 0
+    # 19 convolutions: forward, input gradient of 18, weight gradient; the linear layer, which is
+    # cuBLAS's at float precisions, is not.
+    assert one.facts()["captured"] >= 19 + 18 + 19
+
+
+@pytest.mark.parametrize("pieces", [2, 5])
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_in_pieces_on_four_streams(wire: str, pieces: int) -> None:
+    model, one, twin, _ = _pair(resnet20(), plan(wire=wire, pieces=pieces))
+    for step in range(20):
+        x = images(32, size=32, seed=step)
+        with deferred_weight_grads():
+            assert _same(_gradients(model, x), _gradients(twin, x)), f"step {step}"
+    assert one.facts()["captured"] >= pieces * (19 + 18)
+    assert not one.bus.notes()
+
+
+class _Often(nn.Module):
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.times = nn.Conv2d(8, 8, 3, padding=1), times
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.times):
+            x = torch.tanh(self.layer(x))
+        return x
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_a_layer_that_is_used_over_and_over(times: int) -> None:
+    model, one, twin, _ = _pair(_Often(times), plan(pieces=2))
+    for step in range(1, 9):
+        x = torch.randn(16, 8, 24, 24, generator=torch.Generator().manual_seed(step))
+        with deferred_weight_grads():
+            assert _same(_gradients(model, x), _gradients(twin, x))
+    assert one.facts()["captured"]
+
+
+def test_old_losses_keep_their_inputs() -> None:
+    model, _, twin, _ = _pair(_Often(1), plan())
+    inputs = [torch.randn(16, 8, 24, 24) for _ in range(7)]
+    losses = [(loss_of(model, x), loss_of(twin, x)) for x in inputs]
+    for again in (True, False):
+        for pair in reversed(losses):
+            found = [
+                torch.autograd.grad(loss, list(each.parameters()), retain_graph=again)
+                for loss, each in zip(pair, (model, twin))
+            ]
+            assert _same(*found)
+
+
+def test_a_pass_inside_of_a_pass() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.one, self.two = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inner = checkpoint(lambda h: self.one(self.two(h)), self.two(x), use_reentrant=True)
+            return self.two(inner)
+
+    model, _, twin, _ = _pair(Checkpointed(), plan())
+    for step in range(1, 7):
+        x = torch.randn(16, 8, 24, 24, generator=torch.Generator().manual_seed(step))
+        for each in (model, twin):
+            each.zero_grad(set_to_none=True)
+            with deferred_weight_grads():
+                loss_of(each, x).backward()
+        assert _same([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+
+
+def test_weights_that_move_and_flags_that_change() -> None:
+    model, one, twin, _ = _pair(residual(), plan())
+    for step in range(9):
+        if step == 3:
+            optimiser = SGD(model, 0.1)
+            one.watch(optimiser.values)
+        if step == 6:
+            torch.backends.cudnn.benchmark = True
+        try:
+            assert _same(_gradients(model, images(size=16)), _gradients(twin, images(size=16)))
+        finally:
+            torch.backends.cudnn.benchmark = False
+    assert not one.bus.notes()
+
+
+@pytest.mark.parametrize("mode", ["bytes", "serial", "overlapped"])
+def test_accounts_are_those_of_launched_steps(mode: str) -> None:
+    model, one, twin, other = _pair(residual(), plan(wire="bf16", pieces=2), mode)
+    seen: List[Any] = []
+    for _ in range(4):
+        seen = []
+        for each, handle in ((model, one), (twin, other)):
+            torch.cuda.synchronize()
+            handle.ledger.clear()
+            _gradients(each, images(size=16))
+            stages = [(e.layer, e.pass_, e.stage, e.lane, e.to_device, e.from_device)
+                      for e in handle.ledger.intervals()]  # fmt: skip
+            seen.append((handle.ledger.bytes_moved(), stages))
+    assert one.facts()["captured"]
+    assert seen[0] == seen[1]
+
+
+def test_whoever_watches_sees_every_product() -> None:
+    model, one, twin, _ = _pair(residual(), plan())
+    x = images(size=16)
+    for _ in range(3):
+        _gradients(model, x)
+        _gradients(twin, x)
+    assert one.facts()["captured"]
+    assert len(watch(lambda: _gradients(model, x))) == len(watch(lambda: _gradients(twin, x))) > 0
+
+
+def test_the_devices_memory_does_not_grow() -> None:
+    model, _, _, _ = _pair(resnet20(), plan())
+    for step in range(6):
+        _gradients(model, images(32, size=32, seed=step))
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_reserved()
+    for step in range(20):
+        _gradients(model, images(32, size=32, seed=step))
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_reserved() == before
