@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import importlib.util
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from narrowgauge_contract.placement import PlacementPlan, parse_plan
 from narrowgauge_lab.layers.hetero.convert import Converted, convert
@@ -69,6 +70,33 @@ class Residual(nn.Module):
         return self.classifier(hidden.mean((2, 3)))
 
 
+class Often(nn.Module):
+    """One layer, used `times` times."""
+
+    def __init__(self, times: int, channels: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.times = nn.Conv2d(channels, channels, 3, padding=1), times
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.times):
+            x = torch.tanh(self.layer(x))
+        return x
+
+
+class Checkpointed(nn.Module):
+    """A block that runs a backward pass of its own inside of the whole; wants torch 1.11."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = checkpoint(lambda h: self.one(self.two(h)), self.two(x), use_reentrant=True)
+        return self.two(inner)
+
+
 def residual(seed: int = 0) -> Residual:
     torch.manual_seed(seed)
     return Residual()
@@ -86,6 +114,11 @@ def gradients(model: nn.Module, x: torch.Tensor) -> Sequence[torch.Tensor]:
 def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     y = model(x)
     return (y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum()
+
+
+def same(ours: Iterable[torch.Tensor], theirs: Iterable[torch.Tensor]) -> bool:
+    """Bit for bit, all of them."""
+    return all(torch.equal(one, other) for one, other in zip(ours, theirs))
 
 
 def resnet20() -> nn.Module:

@@ -16,8 +16,6 @@ from torch import nn
 
 from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_contract.placement import BUILTIN, parse_plan
-from narrowgauge_kernels.errors import KernelsNotBuiltError
-from narrowgauge_kernels.library import require
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.layers.hetero.convert import Converted, convert
 from narrowgauge_lab.layers.hetero.coverage import coverage
@@ -36,14 +34,6 @@ def _strict() -> Iterator[None]:
     torch_compat.allow_tf32(False)
     yield
     torch_compat.allow_tf32(False)
-
-
-def _built() -> bool:
-    try:
-        require("cuda")
-    except KernelsNotBuiltError:
-        return False
-    return True
 
 
 def _placed(model: nn.Module, mode: str = "off", **said: Any) -> Converted:
@@ -223,7 +213,7 @@ def test_pageable_memory_is_not_locked_and_pinned_is() -> None:
     assert handle.bus.host.page_locking() == "none"
 
 
-@pytest.mark.skipif("not _built()", reason="the kernels are not built for CUDA")
+@pytest.mark.skipif("not has_kernels('cuda')", reason="the kernels are not built for CUDA")
 @pytest.mark.parametrize("wire", ["fp32", "int8"])
 def test_mapped_copies_give_what_copies_give(wire: str) -> None:
     model = residual()

@@ -10,7 +10,17 @@ from typing import Any, List, Tuple
 
 import pytest
 import torch
-from placed_cases import STAND_IN, gradients, images, loss_of, placed, residual
+from placed_cases import (
+    STAND_IN,
+    Checkpointed,
+    Often,
+    gradients,
+    images,
+    loss_of,
+    placed,
+    residual,
+    same,
+)
 from torch import nn
 
 from narrowgauge_lab import torch_compat
@@ -40,10 +50,6 @@ def _trips(converted: Converted) -> List[prepared.Trip]:
         for forms in (keeper._outwards, keeper._backwards, keeper._upwards):
             found += [trip for trips in forms._trips.values() for trip in trips]
     return found
-
-
-def _same(ours: Any, theirs: Any) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(ours, theirs))
 
 
 class _Fixed:
@@ -99,7 +105,7 @@ def test_nor_do_other_ways_to_send(said: Any) -> None:
     model, one, twin, _ = _pair(residual(), **said)
     for step in range(3):
         x = images(seed=step)
-        assert _same(gradients(model, x), gradients(twin, x))
+        assert same(gradients(model, x), gradients(twin, x))
     assert _trips(one)
 
 
@@ -127,32 +133,18 @@ def test_a_ledger_may_be_switched_on_and_off_between_steps() -> None:
         torch.manual_seed(1)
         ours = gradients(model, images())
         torch.manual_seed(1)
-        assert _same(ours, gradients(twin, images()))
+        assert same(ours, gradients(twin, images()))
         assert one.ledger.bytes_moved() == other.ledger.bytes_moved()
-
-
-class _Often(nn.Module):
-    """One layer, used `times` times."""
-
-    def __init__(self, times: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.times = nn.Conv2d(4, 4, 3, padding=1), times
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(self.times):
-            x = torch.tanh(self.layer(x))
-        return x
 
 
 @pytest.mark.usefixtures("fixed")
 @pytest.mark.parametrize("times", [1, 2, 5])
 def test_a_layer_has_an_input_for_each_use_as_far_as_leases_go(times: int) -> None:
-    model, one, twin, _ = _pair(_Often(times))
+    model, one, twin, _ = _pair(Often(times, 4))
     for step in range(4):
         x = _X * (step + 1)
         with deferred_weight_grads():
-            assert _same(gradients(model, x), gradients(twin, x))
+            assert same(gradients(model, x), gradients(twin, x))
     outwards = one.runners[0]._away._kept._outwards
     (kept,) = outwards._trips.values()
     assert len(kept) == min(times, prepared._LEASES)
@@ -162,14 +154,14 @@ def test_a_layer_has_an_input_for_each_use_as_far_as_leases_go(times: int) -> No
 @pytest.mark.usefixtures("fixed")
 def test_an_old_loss_that_is_held_keeps_its_inputs() -> None:
     """Its backward pass comes after forward passes of later steps."""
-    model, one, twin, _ = _pair(_Often(1))
+    model, one, twin, _ = _pair(Often(1, 4))
     losses = [(loss_of(model, _X * step), loss_of(twin, _X * step)) for step in range(1, 8)]
     assert sum(trip.leased for trip in _trips(one)) == prepared._LEASES
     for ours, theirs in reversed(losses):
-        assert _same(*(torch.autograd.grad(loss, list(each.parameters()), retain_graph=True)
+        assert same(*(torch.autograd.grad(loss, list(each.parameters()), retain_graph=True)
                        for loss, each in ((ours, model), (theirs, twin))))  # fmt: skip
     for ours, theirs in losses:
-        assert _same(*(torch.autograd.grad(loss, list(each.parameters()))
+        assert same(*(torch.autograd.grad(loss, list(each.parameters()))
                        for loss, each in ((ours, model), (theirs, twin))))  # fmt: skip
     del losses, ours, theirs
     assert not any(trip.leased for trip in _trips(one))
@@ -177,7 +169,7 @@ def test_an_old_loss_that_is_held_keeps_its_inputs() -> None:
 
 @pytest.mark.usefixtures("fixed")
 def test_what_nobody_differentiates_is_not_leased() -> None:
-    model, one, _, _ = _pair(_Often(1))
+    model, one, _, _ = _pair(Often(1, 4))
     with torch.no_grad():
         results = [model(_X * step) for step in range(1, 5)]
     assert len(_trips(one)) == 1
@@ -191,25 +183,13 @@ def test_what_nobody_differentiates_is_not_leased() -> None:
     not torch_compat.backward_is_visible(), reason="backward passes cannot be told apart"
 )
 def test_a_pass_inside_of_a_pass_leaves_pending_gradients_alone() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.one, self.two = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            inner = checkpoint(lambda h: self.one(self.two(h)), self.two(x), use_reentrant=True)
-            return self.two(inner)
-
-    model, one, twin, _ = _pair(Checkpointed())
+    model, one, twin, _ = _pair(Checkpointed(4))
     for step in range(1, 5):
         for each in (model, twin):
             each.zero_grad(set_to_none=True)
             with deferred_weight_grads():
                 loss_of(each, _X * step).backward()
-        assert _same([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+        assert same([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
     assert _trips(one)
 
 
@@ -225,11 +205,11 @@ def test_weights_that_are_watched_anew_move_and_products_follow() -> None:
         for parameter in twin.parameters():
             parameter.mul_(0.5)
     for _ in range(3):
-        assert _same(gradients(model, images()), gradients(twin, images()))
+        assert same(gradients(model, images()), gradients(twin, images()))
 
 
 def test_host_tensors_are_not_kept() -> None:
-    model, one, _, _ = _pair(_Often(1))
+    model, one, _, _ = _pair(Often(1, 4))
     for _ in range(3):
         x = _X.clone().requires_grad_()
         y = model.layer(x)
@@ -243,7 +223,7 @@ def test_host_tensors_are_not_kept() -> None:
 
 @pytest.mark.parametrize("why", ["policy", "forms", "room", "size", "empty"])
 def test_what_is_not_kept(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, one, twin, _ = _pair(_Often(1), policy="pinned" if why == "policy" else "overlapped")
+    model, one, twin, _ = _pair(Often(1, 4), policy="pinned" if why == "policy" else "overlapped")
     one.bus.open()
     sizes = [1] * 3
     if why == "forms":
@@ -256,7 +236,7 @@ def test_what_is_not_kept(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
         sizes = [0] * 3
     for size in sizes:
         x = _X[:1].repeat(size, 1, 1, 1)
-        assert _same(gradients(model, x), gradients(twin, x))
+        assert same(gradients(model, x), gradients(twin, x))
     assert not _trips(one)
 
 
@@ -412,7 +392,7 @@ def test_products_with_graphs_and_without(recorder: Any, monkeypatch: pytest.Mon
 
 
 def test_a_bus_that_is_copied_keeps_nothing() -> None:
-    model = _Often(1)
+    model = Often(1, 4)
     converted = placed(model)
     gradients(model, _X)
     gradients(model, _X)
@@ -420,4 +400,4 @@ def test_a_bus_that_is_copied_keeps_nothing() -> None:
     assert _trips(converted)
     bus = other.layer.runner.bus
     assert isinstance(bus, Bus)
-    assert _same(gradients(other, _X), gradients(model, _X))
+    assert same(gradients(other, _X), gradients(model, _X))

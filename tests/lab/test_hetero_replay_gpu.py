@@ -9,7 +9,17 @@ from typing import Any, Iterator, List, Tuple
 
 import pytest
 import torch
-from placed_cases import images, loss_of, plan, residual, resnet20
+from placed_cases import (
+    Checkpointed,
+    Often,
+    gradients,
+    images,
+    loss_of,
+    plan,
+    residual,
+    resnet20,
+    same,
+)
 from torch import nn
 
 from narrowgauge_contract.errors import NotApplicableError
@@ -52,14 +62,6 @@ def _pair(
     return first, one, second, other
 
 
-def _same(ours: Any, theirs: Any) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(ours, theirs))
-
-
-def _gradients(model: nn.Module, x: torch.Tensor) -> List[torch.Tensor]:
-    return list(torch.autograd.grad(loss_of(model, x), list(model.parameters())))
-
-
 _PLANS = ["hetero-fp32", "hetero-tf32", "hetero-bf16", "hetero-fp16", "hetero-int8", "hetero-fp8"]
 
 
@@ -95,35 +97,23 @@ def test_in_pieces_on_four_streams(wire: str, pieces: int) -> None:
     for step in range(20):
         x = images(32, size=32, seed=step)
         with deferred_weight_grads():
-            assert _same(_gradients(model, x), _gradients(twin, x)), f"step {step}"
+            assert same(gradients(model, x), gradients(twin, x)), f"step {step}"
     assert one.facts()["captured"] >= pieces * (19 + 18)
     assert not one.bus.notes()
 
 
-class _Often(nn.Module):
-    def __init__(self, times: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.times = nn.Conv2d(8, 8, 3, padding=1), times
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(self.times):
-            x = torch.tanh(self.layer(x))
-        return x
-
-
 @pytest.mark.parametrize("times", [1, 2, 5])
 def test_a_layer_that_is_used_over_and_over(times: int) -> None:
-    model, one, twin, _ = _pair(_Often(times), plan(pieces=2))
+    model, one, twin, _ = _pair(Often(times, 8), plan(pieces=2))
     for step in range(1, 9):
         x = torch.randn(16, 8, 24, 24, generator=torch.Generator().manual_seed(step))
         with deferred_weight_grads():
-            assert _same(_gradients(model, x), _gradients(twin, x))
+            assert same(gradients(model, x), gradients(twin, x))
     assert one.facts()["captured"]
 
 
 def test_old_losses_keep_their_inputs() -> None:
-    model, _, twin, _ = _pair(_Often(1), plan())
+    model, _, twin, _ = _pair(Often(1, 8), plan())
     inputs = [torch.randn(16, 8, 24, 24) for _ in range(7)]
     losses = [(loss_of(model, x), loss_of(twin, x)) for x in inputs]
     for again in (True, False):
@@ -132,30 +122,18 @@ def test_old_losses_keep_their_inputs() -> None:
                 torch.autograd.grad(loss, list(each.parameters()), retain_graph=again)
                 for loss, each in zip(pair, (model, twin))
             ]
-            assert _same(*found)
+            assert same(*found)
 
 
 def test_a_pass_inside_of_a_pass() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.one, self.two = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            inner = checkpoint(lambda h: self.one(self.two(h)), self.two(x), use_reentrant=True)
-            return self.two(inner)
-
-    model, _, twin, _ = _pair(Checkpointed(), plan())
+    model, _, twin, _ = _pair(Checkpointed(8), plan())
     for step in range(1, 7):
         x = torch.randn(16, 8, 24, 24, generator=torch.Generator().manual_seed(step))
         for each in (model, twin):
             each.zero_grad(set_to_none=True)
             with deferred_weight_grads():
                 loss_of(each, x).backward()
-        assert _same([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+        assert same([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
 
 
 def test_weights_that_move_and_flags_that_change() -> None:
@@ -167,7 +145,7 @@ def test_weights_that_move_and_flags_that_change() -> None:
         if step == 6:
             torch.backends.cudnn.benchmark = True
         try:
-            assert _same(_gradients(model, images(size=16)), _gradients(twin, images(size=16)))
+            assert same(gradients(model, images(size=16)), gradients(twin, images(size=16)))
         finally:
             torch.backends.cudnn.benchmark = False
     assert not one.bus.notes()
@@ -182,7 +160,7 @@ def test_accounts_are_those_of_launched_steps(mode: str) -> None:
         for each, handle in ((model, one), (twin, other)):
             torch.cuda.synchronize()
             handle.ledger.clear()
-            _gradients(each, images(size=16))
+            gradients(each, images(size=16))
             stages = [(e.layer, e.pass_, e.stage, e.lane, e.to_device, e.from_device)
                       for e in handle.ledger.intervals()]  # fmt: skip
             seen.append((handle.ledger.bytes_moved(), stages))
@@ -194,19 +172,19 @@ def test_whoever_watches_sees_every_product() -> None:
     model, one, twin, _ = _pair(residual(), plan())
     x = images(size=16)
     for _ in range(3):
-        _gradients(model, x)
-        _gradients(twin, x)
+        gradients(model, x)
+        gradients(twin, x)
     assert one.facts()["captured"]
-    assert len(watch(lambda: _gradients(model, x))) == len(watch(lambda: _gradients(twin, x))) > 0
+    assert len(watch(lambda: gradients(model, x))) == len(watch(lambda: gradients(twin, x))) > 0
 
 
 def test_the_devices_memory_does_not_grow() -> None:
     model, _, _, _ = _pair(resnet20(), plan())
     for step in range(6):
-        _gradients(model, images(32, size=32, seed=step))
+        gradients(model, images(32, size=32, seed=step))
     torch.cuda.synchronize()
     before = torch.cuda.memory_reserved()
     for step in range(20):
-        _gradients(model, images(32, size=32, seed=step))
+        gradients(model, images(32, size=32, seed=step))
     torch.cuda.synchronize()
     assert torch.cuda.memory_reserved() == before
