@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple
@@ -263,8 +264,10 @@ def keeps_nan(plan: ConvPlan) -> bool:
     return bool((torch.isnan(y) | ~reached).all())
 
 
+@functools.lru_cache(maxsize=1)
 def _taps(problem: ConvProblem) -> torch.Tensor:
-    """[1, 1, P, Q]: how many pixels of the image each sum is over, without the border."""
+    """[1, 1, P, Q]: how many pixels of the image each sum is over, without the border. A search
+    asks twice for each plan of one problem; nobody writes to it."""
     return F.conv2d(
         torch.ones(1, 1, problem.height, problem.width, dtype=torch.float64),
         torch.ones(1, 1, problem.rows, problem.columns, dtype=torch.float64),
