@@ -37,8 +37,8 @@ def scale_activations(model: nn.Module, example: torch.Tensor) -> nn.Module:
     """Change weights, biases and running statistics of `model` in place; gives `model`.
 
     `model` is in eval mode, float32, on the CPU, and one that torch.fx traces; `example` is float32
-    [B, C, H, W]. Deterministic:
-    the same weights and images give the same result on the same machine and number of threads.
+    [B, C, H, W]. Deterministic: the same weights and images give the same result on the same
+    machine and number of threads.
     """
     with torch.no_grad():
         for norm in _branch_ends(model):
