@@ -1,6 +1,6 @@
 """Which files make which library, and with which flags: the build as data.
 
-A file's name says how it is compiled: `*_avx2.cpp`, `*_avx512.cpp` and `*_neon.cpp` for one
+A file's name says how it is compiled: `*_avx2.cpp`, `*_avx512*.cpp` and `*_neon.cpp` for one
 instruction set on one machine, `*_cuda.cpp` and `cuda/*.cu` for the CUDA library, the rest for
 every processor. A new operator's files are found by being there.
 """
@@ -42,6 +42,8 @@ _RECIPE = ("build.py", "sources.py")
 _INSTRUCTION_SETS = {
     "_avx2": (("x86_64", "amd64"), ("-mavx2", "-mfma")),
     "_avx512": (("x86_64", "amd64"), ("-mavx512f", "-mfma")),
+    "_avx512bw": (("x86_64", "amd64"), ("-mavx512f", "-mavx512bw", "-mfma")),
+    "_avx512vnni": (("x86_64", "amd64"), ("-mavx512f", "-mavx512bw", "-mavx512vnni", "-mfma")),
     "_neon": (("aarch64", "arm64"), ()),
 }
 
