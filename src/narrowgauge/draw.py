@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from narrowgauge import statistics
+from narrowgauge.draw_heat import heat_size, paint_heat, read_heat
 from narrowgauge.draw_ladder import ladder_size, paint_ladder
 from narrowgauge.draw_spans import has_traces, span_pictures
 from narrowgauge.draw_stacked import paint_stacks, stacks_size
@@ -93,6 +94,7 @@ def _paint(drawing: Drawing, record: Record, folder: RunFolder, floors: Floors) 
         "curve": lambda: _curves(drawing, record),
         "bar": lambda: _bars(drawing, record),
         "confusion": lambda: _confusions(drawing, record, folder),
+        "heat": lambda: _heats(drawing, record, folder),
         "ladder": lambda: _ladders(drawing, record, floors),
         "stacked": lambda: _stacks(drawing, record),
     }
@@ -320,6 +322,20 @@ def _confusions(
         repeats = f"{len(present)} repeats" if len(present) > 1 else ""
         title = " · ".join(filter(None, (drawing.title, label, repeats)))
         yield name, _heat_map(title, labels, counts, drawing, record)
+
+
+def _heats(drawing: Drawing, record: Record, folder: RunFolder) -> Iterator[tuple[str, Figure]]:
+    """A picture per configuration, of its first valid repeat that has the side file."""
+    found = [each for each in statistics.configurations(record.rows) if each.valid]
+    names = statistics.varying(found)
+    for each in found[:_MOST_MATRICES]:
+        maps = (read_heat(row, drawing.side_file, folder) for row in each.valid)
+        heat = next((one for one in maps if one is not None), None)
+        if heat is not None:
+            name, title = _called(drawing, each.label(names))
+            picture = _figure(*heat_size(heat), title, record)
+            paint_heat(picture, heat, drawing)
+            yield name, picture
 
 
 def _matrix(row: Row, name: str, folder: RunFolder) -> dict[str, Any] | None:

@@ -165,6 +165,23 @@ for label, rows in shown.items():
         panel.set_ylabel("true")
         plt.show()"""
 
+_HEAT = """
+import json
+
+for label, rows in shown.items():
+    files = [RUN / side.path for row in rows for side in row.side_files
+             if side.path.endswith("/" + drawing.side_file)]
+    if files:
+        heat = json.loads(files[0].read_text())
+        picture, panel = plt.subplots(figsize=(6, 5))
+        picture.colorbar(panel.imshow(heat["values"], cmap="Blues"), label=heat["label"])
+        panel.set_title(f"{drawing.title}: {label}")
+        panel.set_xticks(range(len(heat["columns"])), heat["columns"], rotation=90)
+        panel.set_yticks(range(len(heat["rows"])), heat["rows"])
+        panel.set_xlabel(drawing.x)
+        panel.set_ylabel(drawing.y)
+        plt.show()"""
+
 _LADDER = """
 ladder = drawing.ladder
 rungs = [(value, [row for row in record.rows if row.parameters.get(ladder.parameter) == value])
@@ -206,6 +223,7 @@ PICTURES = {
     "curve": _CURVE,
     "bar": _BAR,
     "confusion": _CONFUSION,
+    "heat": _HEAT,
     "ladder": _LADDER,
     "stacked": _STACKED,
 }

@@ -27,6 +27,7 @@ _KEYS: Dict[str, Tuple[str, ...]] = {
     "curve": ("metrics", "x", "y"),
     "bar": ("metrics", "x", "y"),
     "confusion": ("side_file", "x", "y"),
+    "heat": ("side_file", "x", "y"),
     "ladder": ("parameter", "metric", "order", "ends", "names"),
     "stacked": ("parameter", "metrics", "names", "beside", "x"),
 }
@@ -79,8 +80,9 @@ class Drawing:
     """A picture.
 
     `curve` and `bar` draw `metrics` (over the metric's own index); `confusion` draws `side_file`,
-    a JSON file with `labels` and `counts[true][predicted]`; `ladder` draws `ladder`; `stacked`
-    draws `metrics` as `stack` says.
+    a JSON file with `labels` and `counts[true][predicted]`; `heat` too, one with `values`, a list
+    of rows, the names `rows` and `columns`, and `label`, what values are; `ladder` draws `ladder`;
+    `stacked` draws `metrics` as `stack` says.
     """
 
     name: str

@@ -36,6 +36,11 @@ narrowgauge images render --check --project
 narrowgauge images save TARGET --out --project
 narrowgauge images verify TARGET --project
 narrowgauge list --project --json
+narrowgauge multipliers
+narrowgauge multipliers analyse NAME --signed --on --executor --results --project --lab-python \
+--json
+narrowgauge multipliers list --on --executor --results --project --lab-python
+narrowgauge multipliers show NAME --signed --on --executor --results --project --lab-python --json
 narrowgauge notebook [EXPERIMENT] --on --port --write --results --data --project
 narrowgauge placement
 narrowgauge placement list --json

@@ -31,6 +31,7 @@ MODULES = {
     "narrowgauge.cli.doctor": ("doctor",),
     "narrowgauge.cli.notebook": ("notebook",),
     "narrowgauge.cli.placement": ("placement",),
+    "narrowgauge.cli.multipliers": ("multipliers",),
 }
 
 
