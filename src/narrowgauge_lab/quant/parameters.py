@@ -14,7 +14,7 @@ import torch
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab.errors import CalibrationError
 
-__all__ = ["LEAST_SCALE", "QuantParams", "choose", "integer_range"]
+__all__ = ["LEAST_SCALE", "QuantParams", "choose", "integer_range", "parameters_of"]
 
 #: The smallest normal float32: the reciprocal of every scale is finite.
 LEAST_SCALE = 2.0**-126
@@ -69,13 +69,28 @@ class QuantParams:
                 why="no integer stands for it",
                 next_step="find out where the NaN comes from before quantising",
             )
-        rounded = torch.round(x.float() * (1.0 / self._along(self.scale, x)))
-        shifted = rounded + self._along(self.zero_point, x)
-        return shifted.clamp(self.quant_min, self.quant_max).to(torch.int32)
+        return self._shifted(x).clamp_(self.quant_min, self.quant_max).to(torch.int32)
+
+    def codes(self, x: torch.Tensor) -> torch.Tensor:
+        """`quantize` in a byte each, int8 where symmetric and else uint8, without a look at the
+        values, which on a GPU would be waited for: NaN becomes any code."""
+        code = torch.int8 if self.symmetric else torch.uint8
+        return self._shifted(x).clamp_(self.quant_min, self.quant_max).to(code)
+
+    def inside(self, x: torch.Tensor) -> torch.Tensor:
+        """Where `x` does not saturate, bool; NaN does not."""
+        shifted = self._shifted(x)
+        return ~((shifted < self.quant_min) | (shifted > self.quant_max))
 
     def dequantize(self, q: torch.Tensor) -> torch.Tensor:
         """The float32 values of the integers `q`."""
         return (q - self._along(self.zero_point, q)).float() * self._along(self.scale, q)
+
+    def _shifted(self, x: torch.Tensor) -> torch.Tensor:
+        """The rounded integers before they saturate, float32 in memory of their own."""
+        scaled = x.float() * (1.0 / self._along(self.scale, x))
+        scaled.round_()
+        return scaled if self.symmetric else scaled.add_(self._along(self.zero_point, x))
 
     def _along(self, values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """`values` shaped to broadcast along `axis` of `x`."""
@@ -99,7 +114,7 @@ def choose(
     1, so that zeros stay zeros. A range too short for a normal float32 scale gets the least one.
     Raises CalibrationError where an end is not finite, BadValueError where low is above high.
     """
-    low, high = (end.detach().double() for end in extent)
+    low, high = (end.detach() for end in extent)
     if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
         raise CalibrationError(
             "a range to quantise has an end that is not finite",
@@ -108,13 +123,30 @@ def choose(
         )
     if bool((low > high).any()):
         raise BadValueError("a range to quantise ends before it begins")
+    return parameters_of((low, high), bits, symmetric, narrow, axis)
+
+
+def parameters_of(
+    extent: Tuple[torch.Tensor, torch.Tensor],
+    bits: int = 8,
+    symmetric: bool = True,
+    narrow: bool = False,
+    axis: Optional[int] = None,
+) -> QuantParams:
+    """`choose` without a look at the range, which on a GPU would be waited for: where an end is not
+    finite, the scale is NaN and the zero point the least integer or 0."""
+    low, high = (end.detach().double() for end in extent)
     quant_min, quant_max = integer_range(bits, symmetric, narrow)
-    low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+    finite = torch.isfinite(low) & torch.isfinite(high)
+    nothing = torch.zeros_like(low)
+    low = torch.where(finite, low, nothing).clamp(max=0.0)
+    high = torch.where(finite, high, nothing).clamp(min=0.0)
     span = torch.max(-low, high) if symmetric else high - low
     steps = quant_max if symmetric else quant_max - quant_min
     scale = torch.where(span > 0, (span / steps).clamp(min=LEAST_SCALE), torch.ones_like(span))
-    scale = scale.float()
     zero_point = torch.zeros_like(scale)
     if not symmetric:
-        zero_point = (quant_min - torch.round(low / scale.double())).clamp(quant_min, quant_max)
+        shift = torch.round(low / scale.float().double())
+        zero_point = (quant_min - shift).clamp(quant_min, quant_max)
+    scale = torch.where(finite, scale, torch.full_like(scale, float("nan"))).float()
     return QuantParams(scale, zero_point.to(torch.int32), bits, axis, symmetric, narrow)
