@@ -1,9 +1,8 @@
 // The Element of a tensor whose dtype was checked to be one.
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include "cuda/element.h"
+#include "torch_tensor.h"
 
 namespace narrowgauge {
 

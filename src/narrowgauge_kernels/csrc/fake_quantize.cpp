@@ -1,7 +1,6 @@
 // The fake-quantise operators: schema, shape functions, and the CPU implementation.
 #include "fake_quantize.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
@@ -11,6 +10,7 @@
 
 #include "fake_quantize_problem.h"
 #include "instruction_set.h"
+#include "torch_tensor.h"
 
 namespace narrowgauge {
 namespace fake_quantize {

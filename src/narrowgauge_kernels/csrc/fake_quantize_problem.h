@@ -2,9 +2,9 @@
 // CUDA.
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <cstdint>
+
+#include "torch_tensor.h"
 
 namespace narrowgauge {
 namespace fake_quantize {

@@ -1,7 +1,6 @@
 // The compiled timing loop: what it calls, and how it keeps samples. Shared by CPU and CUDA.
 #pragma once
 
-#include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
@@ -9,6 +8,8 @@
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "torch_tensor.h"
 
 namespace narrowgauge {
 namespace harness {

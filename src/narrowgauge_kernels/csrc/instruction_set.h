@@ -1,12 +1,11 @@
 // The instruction set that a caller names, as an operator of torch refuses one.
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <stdexcept>
 #include <string>
 
 #include "cpu_features.h"
+#include "torch_tensor.h"
 
 namespace narrowgauge {
 

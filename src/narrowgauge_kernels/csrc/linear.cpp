@@ -1,5 +1,4 @@
 // The linear operators: schema, shape functions, and the CPU implementation.
-#include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include <string>
@@ -9,6 +8,7 @@
 #include "linear.h"
 #include "linear_blocked.h"
 #include "linear_problem.h"
+#include "torch_tensor.h"
 
 namespace narrowgauge {
 namespace linear {

@@ -1,6 +1,5 @@
 // The linear operators on CUDA: from tensors to the launcher. c10/cuda headers only, because
 // ATen/cuda needs the headers of cuBLAS, cuSPARSE and cuSOLVER, which images leave out.
-#include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -10,6 +9,7 @@
 #include "cuda/linear.h"
 #include "element_of.h"
 #include "linear_problem.h"
+#include "torch_tensor.h"
 
 namespace narrowgauge {
 namespace linear {

@@ -8,11 +8,11 @@
 // Leading dimensions of x and grad are flattened to m.
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "torch_tensor.h"
 
 namespace narrowgauge {
 namespace linear {

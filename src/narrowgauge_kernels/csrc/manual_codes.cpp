@@ -1,7 +1,6 @@
 // The operators over 8-bit codes: schema, shape functions, and the CPU implementation.
 #include "manual_codes.h"
 
-#include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include <string>
@@ -10,6 +9,7 @@
 #include "manual_codes_job.h"
 #include "manual_codes_problem.h"
 #include "manual_codes_variants.h"
+#include "torch_tensor.h"
 
 namespace narrowgauge {
 namespace codes {

@@ -1,6 +1,5 @@
 // The operators over 8-bit codes on CUDA: from tensors to the launchers. c10/cuda headers only, because
 // ATen/cuda needs the headers of cuBLAS, cuSPARSE and cuSOLVER, which images leave out.
-#include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -11,6 +10,7 @@
 
 #include "cuda/manual_codes.h"
 #include "manual_codes_problem.h"
+#include "torch_tensor.h"
 
 namespace narrowgauge {
 namespace codes {

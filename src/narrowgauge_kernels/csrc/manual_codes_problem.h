@@ -2,14 +2,13 @@
 // CUDA.
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "manual_codes.h"
+#include "torch_tensor.h"
 
 namespace narrowgauge {
 namespace codes {

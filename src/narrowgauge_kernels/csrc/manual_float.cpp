@@ -1,5 +1,4 @@
 // The manual operators of float policies: schema, shape functions, and the CPU implementation.
-#include <ATen/ATen.h>
 #include <dlfcn.h>
 #include <torch/library.h>
 
@@ -9,6 +8,7 @@
 #include "instruction_set.h"
 #include "manual_float_blocked.h"
 #include "manual_float_problem.h"
+#include "torch_tensor.h"
 
 namespace narrowgauge {
 namespace manual {

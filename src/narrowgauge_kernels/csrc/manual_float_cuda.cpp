@@ -1,6 +1,5 @@
 // The manual operators of float policies on CUDA: from tensors to the launcher. c10/cuda headers only,
 // because ATen/cuda needs the headers of cuBLAS, cuSPARSE and cuSOLVER, which images leave out.
-#include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <dlfcn.h>
@@ -12,6 +11,7 @@
 
 #include "cuda/manual_float.h"
 #include "manual_float_problem.h"
+#include "torch_tensor.h"
 
 namespace narrowgauge {
 namespace manual_float {

@@ -1,14 +1,13 @@
 // The checks of the manual operators, and the Problem of one call. Shared by CPU and CUDA.
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "manual_float.h"
+#include "torch_tensor.h"
 
 namespace narrowgauge {
 namespace manual {

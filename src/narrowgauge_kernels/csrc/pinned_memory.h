@@ -1,8 +1,9 @@
 // What kernels that work on memory of the host tell the pinned pool.
 #pragma once
 
-#include <ATen/ATen.h>
 #include <cuda_runtime_api.h>
+
+#include "torch_tensor.h"
 
 namespace narrowgauge {
 namespace pinned {

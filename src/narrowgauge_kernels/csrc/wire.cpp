@@ -1,7 +1,6 @@
 // The operators of the int8 wire format: schema, shape functions, and the CPU implementation.
 #include "wire.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "instruction_set.h"
+#include "torch_tensor.h"
 #include "wire_packing.h"
 #include "wire_problem.h"
 

@@ -2,7 +2,6 @@
 // of a device where they are page-locked: torch's dispatcher sends such a call here, CUDA before CPU.
 // c10/cuda headers only, because ATen/cuda needs the headers of cuBLAS, cuSPARSE and cuSOLVER, which
 // images leave out.
-#include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -13,6 +12,7 @@
 #include "cuda/wire.h"
 #include "element_of.h"
 #include "pinned_memory.h"
+#include "torch_tensor.h"
 #include "wire_problem.h"
 
 namespace narrowgauge {

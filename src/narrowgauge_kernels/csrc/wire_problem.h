@@ -2,9 +2,9 @@
 // CPU and CUDA.
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <cstdint>
+
+#include "torch_tensor.h"
 
 namespace narrowgauge {
 namespace wire {
