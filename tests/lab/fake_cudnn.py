@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import json
+import math
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy
@@ -72,12 +73,13 @@ class Engine:
         fails: Optional[Callable[[Dict[int, int]], bool]] = None,
         workspace: int = 0,
         loses_nan: bool = False,
+        loses_overflow: bool = False,
         reads_workspace: bool = False,
     ) -> None:
         self.takes, self.knobs, self.workspace = takes, knobs, workspace
         self.notes = {numerical_note[note] for note in notes}
         self.compiled, self.rounds, self.loses_nan = compiled, rounds, loses_nan
-        self.reads_workspace = reads_workspace
+        self.loses_overflow, self.reads_workspace = loses_overflow, reads_workspace
         self.fails = fails or (lambda choice: False)
 
 
@@ -287,6 +289,8 @@ class pygraph:  # noqa: N801
             memory = {uid: each.nan_to_num() for uid, each in memory.items()}
         out = self.last.at(pack[self.last.uid])
         out.copy_(self.last.compute(memory, engine.rounds))
+        if engine.loses_overflow:
+            out.masked_fill_(out == -math.inf, 0.0)
         if engine.reads_workspace:
             out.add_(0 * ctypes.c_float.from_address(workspace).value)
 

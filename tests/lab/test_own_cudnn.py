@@ -170,6 +170,18 @@ def test_one_that_makes_numbers_of_nan_is_left_out(engines: List[Engine], dtype:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "tf32", "float32"])
+def test_one_that_makes_zeros_of_what_is_too_large_is_left_out(
+    engines: List[Engine], dtype: str
+) -> None:
+    """After a ReLU they are zeros."""
+    engines += [Engine(), Engine(loses_overflow=True)]
+    for activation, kept in (("none", {"eng0"}), ("relu", {"eng0", "eng1"})):
+        found = look(changed(dtype=dtype, activation=activation))
+        assert {plan.name.partition(" ")[0] for plan in found.plans} == kept
+        assert any("too large" in reason for reason in found.refused) == (activation == "none")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "tf32", "float32"])
 def test_one_that_reads_what_nobody_wrote_is_left_out(engines: List[Engine], dtype: str) -> None:
     engines += [Engine(workspace=64), Engine(workspace=64, reads_workspace=True)]
     found = look(changed(dtype=dtype))

@@ -12,7 +12,7 @@ from cudnn_cases import beside, convolution, error, expected, operands
 
 from narrowgauge_lab.engines.own import cudnn
 from narrowgauge_lab.engines.own.cudnn import ConvPlan, ConvProblem, CudnnPlanError
-from narrowgauge_lab.engines.own.cudnn_search import computes
+from narrowgauge_lab.engines.own.cudnn_trials import computes
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
