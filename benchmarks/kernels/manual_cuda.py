@@ -219,7 +219,12 @@ def _kernels_of(call: Call) -> list[str]:
     with torch.profiler.profile(activities=activities) as profile:
         call()
         torch.cuda.synchronize()
-    events = [event for event in profile.events() if "mem" not in event.name.lower()[:3]]
+    on_device = torch.autograd.DeviceType.CUDA
+    events = [
+        event
+        for event in profile.events()
+        if event.device_type == on_device and not event.name.lower().startswith("mem")
+    ]
     return list(dict.fromkeys(event.name for event in events))[:4]
 
 

@@ -145,7 +145,7 @@ def split_by_weight(
     sums = over_channels(grad).reshape(-1, *[1] * (weight.dim() - 1))
     total: Optional[torch.Tensor] = None
     for row, column in _pairs(split, grad.device):
-        outside = row[padding]
+        outside = row.index_select(0, padding.reshape(1))  # indexing by a tensor [] waits for it
         part = by_weight(problem, grad, row[x].sub_(outside), weight.shape)
         part = part.add_(sums * outside).mul_(column[weight])
         total = part if total is None else total.add_(part)
