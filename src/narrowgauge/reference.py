@@ -14,6 +14,7 @@ from pathlib import Path
 
 from narrowgauge.errors import UsageError
 from narrowgauge.ladder import climbs_of, ladder_markdown
+from narrowgauge.matrix import matrix_markdown
 from narrowgauge.noise import Floors
 from narrowgauge.tables import markdown_table
 from narrowgauge_contract.codec import dumps
@@ -25,7 +26,7 @@ __all__ = ["MOST_BYTES", "MOST_SAMPLES", "export", "reduce_record", "render_tabl
 
 MOST_SAMPLES = 200
 MOST_BYTES = 1_000_000
-_MARKER = re.compile(r"(<!-- (table|ladder): ([^>]+?) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
+_MARKER = re.compile(r"(<!-- (table|ladder|matrix): ([^>]+?) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 
 
 def reduce_record(record: Record) -> Record:
@@ -96,7 +97,8 @@ def _device(record: Record) -> str:
 
 def render_tables(page: str, folder: Path) -> str:
     """Fill every `<!-- table: DEVICE/RUN metric,… -->` of an experiment's page from its references,
-    and every `<!-- ladder: DEVICE/RUN NAME -->` with the drawing of that name, as a table.
+    every `<!-- ladder: DEVICE/RUN NAME -->` with the drawing of that name, as a table, and every
+    `<!-- matrix: … -->` with what `matrix` makes of several records.
 
     Beside ratios stands the noise floor that is among the references of the same experiments.
     Raises UsageError for a marker whose record or drawing is not there.
@@ -105,6 +107,8 @@ def render_tables(page: str, folder: Path) -> str:
 
     def fill(match: re.Match[str]) -> str:
         begin, kind, said, _, end = match.groups()
+        if kind == "matrix":
+            return f"{begin}{matrix_markdown(folder, said.strip())}\n{end}"
         where, _, words = said.strip().partition(" ")
         path = folder / "reference" / f"{where}.json.gz"
         if not path.is_file():

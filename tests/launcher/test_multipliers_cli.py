@@ -41,7 +41,8 @@ def _with_files(folder: RunFolder, files: dict[str, str], **spec: Any) -> Record
         path.write_text(text, encoding="utf-8")
         relative = f"row-{row.index}/{name}"
         sides.append(SideFile(relative, sha256_file(path), path.stat().st_size))
-    facts = {"multiplier": {"name": "ama5"}, "statistics": {"er": 1}, "structure": {"kind": "x"}}
+    facts = {"multiplier": {"name": "ama5", "a_signed": False, "b_signed": True},
+             "statistics": {"er": 1}, "structure": {"kind": "x"}, "against": {}}  # fmt: skip
     changed = dataclasses.replace(row, side_files=tuple(sides), facts={**row.facts, **facts})
     rows = (changed, *record.rows[1:])
     return dataclasses.replace(record, rows=rows, spec={**record.spec, **spec})
@@ -54,7 +55,8 @@ def cli(
     """Runs a command line whose run is a recorded one; gives what was asked for, too."""
     folder = Store(tmp_path / "results").new_run(job())
     files = {"analysis.txt": "proved\n", "show.txt": "MRED\n", "list.txt": "ama5\n",
-             "structure.json": '{"kind": "bilinear"}\n'}  # fmt: skip
+             "structure.json": '{"kind": "bilinear"}\n', "list.json": "[]\n",
+             "comparison.txt": "both\n", "table.npy": "a table\n"}  # fmt: skip
     record = _with_files(folder, files)
     asked: list[Any] = []
 
@@ -83,6 +85,7 @@ def cli(
     ("words", "table", "printed"),
     [
         (("list",), "all", "ama5\n"),
+        (("list", "--json"), "all", "[]\n"),
         (("analyse", "bam-2-4-signed"), "bam-2-4-signed", "proved\n"),
         (("show", "ama5"), "ama5", "MRED\n"),
         (("analyse", "ama5", "--json"), "ama5", '{"kind": "bilinear"}\n'),
@@ -103,6 +106,52 @@ def test_show_as_json_has_the_facts(cli: Callable[..., Any]) -> None:
     _, out, _, _ = cli("show", "ama5", "--json")
 
     assert set(json.loads(out)) == {"multiplier", "statistics", "structure"}
+
+
+def test_two_are_one_run_of_both(cli: Callable[..., Any]) -> None:
+    code, out, _, [(request, executor)] = cli("compare", "ama5", "mitchell")
+
+    assert (code, out, executor) == (0, "both\n", "auto")
+    assert request.parameters == ("table=ama5", "signed=auto", "against=mitchell")
+
+
+def test_both_as_json_have_the_facts_of_both(cli: Callable[..., Any]) -> None:
+    _, out, _, _ = cli("compare", "ama5", "mitchell", "--json")
+
+    assert set(json.loads(out)) == {"multiplier", "statistics", "structure", "against"}
+
+
+def test_one_file_of_two_makes_the_run_native(cli: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "mine.npy").write_bytes(b"")
+    _, _, _, [(request, executor)] = cli("compare", "ama5", "mine.npy", "--signed", "true")
+
+    assert executor == "native"
+    assert request.parameters == (
+        "table=ama5", "signed=true", f"against={tmp_path / 'mine.npy'}",
+    )  # fmt: skip
+
+
+def test_a_table_is_exported_as_it_was_recorded(cli: Callable[..., Any], tmp_path: Path) -> None:
+    code, out, err, [(request, _)] = cli("export", "ama5", "mine.npy")
+
+    assert (code, out) == (0, "")
+    assert request.parameters == ("table=ama5", "signed=auto", "keep_table=true")
+    assert (tmp_path / "mine.npy").read_text() == "a table\n"
+    assert "written: mine.npy, ama5, unsigned × signed" in err
+
+
+def test_an_export_writes_over_nothing_unless_told(
+    cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.npy").write_bytes(b"precious")
+
+    code, _, err, asked = cli("export", "ama5", "mine.npy")
+    assert (code, asked) == (ExitCode.USAGE, [])
+    assert "is there already" in err
+    assert (tmp_path / "mine.npy").read_bytes() == b"precious"
+
+    assert cli("export", "ama5", "mine.npy", "--force")[0] == 0
+    assert (tmp_path / "mine.npy").read_text() == "a table\n"
 
 
 def test_a_file_is_read_natively(cli: Callable[..., Any], tmp_path: Path) -> None:
@@ -128,6 +177,11 @@ def test_a_file_of_the_experiment_is_seen_by_containers(cli: Callable[..., Any])
         (("analyse", "none.npy"), "none.npy is not there"),
         (("analyse", "ama5,exact"), "more than one"),
         (("analyse", "mine.npy", "--executor", "docker"), "a container does not see mine.npy"),
+        (("analyse", "all"), "'all' is no multiplier"),
+        (("compare", "ama5", "none"), "'none' is no multiplier"),
+        (("compare", "ama5", "none.py:f"), "none.py is not there"),
+        (("export", "ama5", "mine.txt"), "mine.txt is no name of a .npy file"),
+        (("export", "ama5", "nowhere/mine.npy"), "is no folder to write to"),
     ],
 )
 def test_what_cannot_be_run_is_said_before(

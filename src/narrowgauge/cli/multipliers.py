@@ -1,13 +1,15 @@
-"""`narrowgauge multipliers list`, `analyse`, `show`: runs of the experiment `multipliers`, as text.
+"""`narrowgauge multipliers list`, `analyse`, `show`, `compare`, `export`: runs of the experiment
+`multipliers`, as text.
 
 The multipliers are the lab's, so a command is a Job like any other: recorded, in a container or
-natively. What it prints is a side file of its row.
+natively. What it prints, or exports, is a side file of its row.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,6 +36,8 @@ __all__ = ["register"]
 
 _EXPERIMENT = "multipliers"
 _FILES = (".npy", ".c", ".py")
+#: What the experiment's parameters take that is no multiplier.
+_ALL, _NONE = "all", "none"
 _Name = Annotated[
     str,
     typer.Argument(
@@ -61,6 +65,8 @@ def register(app: typer.Typer) -> None:
     multipliers.command("list")(list_)
     multipliers.command("analyse")(analyse)
     multipliers.command("show")(show)
+    multipliers.command("compare")(compare)
+    multipliers.command("export")(export)
     app.add_typer(multipliers, name="multipliers")
 
 
@@ -70,10 +76,12 @@ def list_(
     results: Results = None,
     project: Project = None,
     lab_python: LabPython = None,
+    as_json: Json = False,
 ) -> None:
     """List the multipliers that are built in, with their errors and their structure."""
-    folder, record = _run(world_of(project), "all", "auto", on, executor, results, lab_python)
-    print(_text(folder, record, "list.txt"), end="")
+    how = _How(on, executor, results, lab_python)
+    folder, record = _run(world_of(project), how, None)
+    print(_text(folder, record, "list.json" if as_json else "list.txt"), end="")
 
 
 def analyse(
@@ -87,7 +95,8 @@ def analyse(
     as_json: Json = False,
 ) -> None:
     """Find the exact products that a multiplier consists of, and prove them over all pairs."""
-    folder, record = _run(world_of(project), name, signed, on, executor, results, lab_python)
+    how = _How(on, executor, results, lab_python)
+    folder, record = _run(world_of(project), how, name, signed)
     print(_text(folder, record, "structure.json" if as_json else "analysis.txt"), end="")
 
 
@@ -102,38 +111,110 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show how wrong a multiplier is: the literature's measures, and a heat map."""
-    folder, record = _run(world_of(project), name, signed, on, executor, results, lab_python)
+    how = _How(on, executor, results, lab_python)
+    folder, record = _run(world_of(project), how, name, signed)
     if as_json:
-        facts = record.rows[0].facts
-        body = {key: facts[key] for key in ("multiplier", "statistics", "structure")}
-        print(json.dumps(body, indent=2, sort_keys=True))
+        _print_facts(record, ("multiplier", "statistics", "structure"))
         return
     print(_text(folder, record, "show.txt"), end="")
-    for picture in sorted(folder.derived.glob("heat*.png")):
-        note(f"drawn: {picture}")
+    _note_pictures(folder, "heat")
+
+
+def compare(
+    name: _Name,
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="Another one, named likewise.")],
+    signed: _Signed = "auto",
+    on: On = None,
+    executor: ExecutorName = "auto",
+    results: Results = None,
+    project: Project = None,
+    lab_python: LabPython = None,
+    as_json: Json = False,
+) -> None:
+    """Show two multipliers side by side: errors, structure, heat maps, and how far apart they are.
+
+    Where one is a file and the other is built in, --signed is about the file.
+    """
+    how = _How(on, executor, results, lab_python)
+    folder, record = _run(world_of(project), how, name, signed, against=other)
+    if as_json:
+        _print_facts(record, ("multiplier", "statistics", "structure", "against"))
+        return
+    print(_text(folder, record, "comparison.txt"), end="")
+    _note_pictures(folder, "difference")
+
+
+def export(
+    name: _Name,
+    file: Annotated[Path, typer.Argument(metavar="FILE.npy", help="Where to write the table.")],
+    signed: _Signed = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Write over FILE.npy.")] = False,
+    on: On = None,
+    executor: ExecutorName = "auto",
+    results: Results = None,
+    project: Project = None,
+    lab_python: LabPython = None,
+) -> None:
+    """Write a multiplier's table as .npy: int32 [256, 256], a row for each code of the activation.
+
+    A signed operand's codes begin at -128, an unsigned one's at 0. The file does not say which:
+    who reads a signed one back says --signed true.
+    """
+    from narrowgauge.errors import UsageError
+    from narrowgauge_contract.codec import write_atomic
+
+    if file.suffix != ".npy":
+        raise UsageError(f"{file} is no name of a .npy file", next_step=f"{file}.npy")
+    if file.exists() and not force:
+        raise UsageError(f"{file} is there already", next_step="another name, or --force")
+    if not file.absolute().parent.is_dir():
+        raise UsageError(f"{file.absolute().parent} is no folder to write to")
+    how = _How(on, executor, results, lab_python)
+    folder, record = _run(world_of(project), how, name, signed, keep=True)
+    write_atomic(file.absolute(), _side(folder, record, "table.npy").read_bytes())
+    about = record.rows[0].facts["multiplier"]
+    sides = " × ".join("signed" if about[key] else "unsigned" for key in ("a_signed", "b_signed"))
+    note(f"written: {file}, {about['name']}, {sides}")
+
+
+@dataclass(frozen=True)
+class _How:
+    """The options of a run that every command has."""
+
+    on: str | None
+    executor: str
+    results: Path | None
+    lab_python: Path | None
 
 
 def _run(
     world: World,
-    name: str,
-    signed: str,
-    on: str | None,
-    executor: str,
-    results: Path | None,
-    lab_python: Path | None,
+    how: _How,
+    name: str | None,
+    signed: str = "auto",
+    against: str | None = None,
+    keep: bool = False,
 ) -> tuple[RunFolder, Record]:
-    """One row of the experiment. Raises the error of a run that did not go well."""
+    """One row of the experiment: of a table, or of all that are listed (None). Raises the error of
+    a run that did not go well."""
     from narrowgauge.launch import prepare, run_all
     from narrowgauge.plan import JobRequest
     from narrowgauge.progress import SilentReporter
     from narrowgauge.recording import problem_of
     from narrowgauge.store import Store
 
-    table, executor = _table(world, name, executor)
-    words = (f"table={table}", f"signed={signed}")
-    request = JobRequest(_EXPERIMENT, "smoke", words, 0)
-    store = Store(results_root(results, world.checkout))
-    launch = prepare(world, request, store.root, on=on, executor=executor, lab_python=lab_python)
+    table, executor = (_ALL, how.executor) if name is None else _table(world, name, how.executor)
+    words = [f"table={table}", f"signed={signed}"]
+    if against is not None:
+        other, executor = _table(world, against, executor)
+        words.append(f"against={other}")
+    if keep:
+        words.append("keep_table=true")
+    request = JobRequest(_EXPERIMENT, "smoke", tuple(words), 0)
+    store = Store(results_root(how.results, world.checkout))
+    launch = prepare(
+        world, request, store.root, on=how.on, executor=executor, lab_python=how.lab_python
+    )
     [(folder, record)] = run_all(
         world, launch, store=store, data=Path(), wait=True, reporter=SilentReporter(sys.stderr)
     )
@@ -153,6 +234,8 @@ def _table(world: World, name: str, executor: str) -> tuple[str, str]:
 
     if "," in name:
         raise BadValueError(f"'{name}' is more than one multiplier, or a path with a comma")
+    if name in (_ALL, _NONE):
+        raise BadValueError(f"'{name}' is no multiplier", next_step="narrowgauge multipliers list")
     file, colon, function = name.rpartition(":")
     path = Path(file if colon and Path(file).suffix in _FILES else name)
     if path.suffix not in _FILES:
@@ -173,6 +256,11 @@ def _table(world: World, name: str, executor: str) -> tuple[str, str]:
 
 
 def _text(folder: RunFolder, record: Record, name: str) -> str:
+    """A side file of the row as text. Raises what `_side` raises."""
+    return _side(folder, record, name).read_text(encoding="utf-8")
+
+
+def _side(folder: RunFolder, record: Record, name: str) -> Path:
     """A side file of the row, as it was recorded. Raises DamagedRecordError where it is not."""
     from narrowgauge.side_files import side_file
     from narrowgauge_contract.errors import DamagedRecordError
@@ -180,4 +268,14 @@ def _text(folder: RunFolder, record: Record, name: str) -> str:
     path = side_file(record.rows[0], name, folder)
     if path is None:
         raise DamagedRecordError(f"the run {record.run_id} left no {name}")
-    return path.read_text(encoding="utf-8")
+    return path
+
+
+def _print_facts(record: Record, names: tuple[str, ...]) -> None:
+    facts = record.rows[0].facts
+    print(json.dumps({key: facts[key] for key in names}, indent=2, sort_keys=True))
+
+
+def _note_pictures(folder: RunFolder, name: str) -> None:
+    for picture in sorted(folder.derived.glob(f"{name}*.png")):
+        note(f"drawn: {picture}")
