@@ -19,6 +19,7 @@ from narrowgauge_contract.errors import (
 from narrowgauge_contract.placement import BUILTIN, parse_plan
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.layers.hetero import backends
+from narrowgauge_lab.layers.hetero.backends.faithful import FaithfulBackend
 from narrowgauge_lab.layers.hetero.convert import convert, home_of
 from narrowgauge_lab.layers.hetero.ledger import Ledger
 from narrowgauge_lab.layers.hetero.modules import HeteroConv2d, HeteroLinear
@@ -213,3 +214,10 @@ def test_facts_say_who_computes_and_what_went_otherwise() -> None:
     assert set(facts["int8_on_the_wire"]) == {"host", "accelerator"}
     converted.close()
     converted.model(images())
+
+
+def test_facts_say_what_a_whole_backend_has_to_say_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = property(lambda self: (f"{self.precision}: not on the DLA",))
+    monkeypatch.setattr(FaithfulBackend, "notes", said)
+    converted = placed(Residual(), layers={"first": {"backend": "faithful"}})
+    assert converted.facts()["notes"].count("fp32: not on the DLA") == 1

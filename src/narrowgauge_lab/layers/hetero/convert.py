@@ -87,8 +87,10 @@ class Converted:
 
     def facts(self) -> Dict[str, Any]:
         """What the record of a row says of the conversion."""
+        said = [note for runner in self.runners for note in runner.notes()]
         return {
             **self.bus.facts(),
+            "notes": [*self.bus.notes(), *dict.fromkeys(said)],
             "placed": len(self.runners),
             "native": len(self.native),
             "native_precision": self.native_precision,

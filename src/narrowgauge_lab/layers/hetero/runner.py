@@ -83,6 +83,10 @@ class Runner:
         self._whole.clear()
         self._opened = False
 
+    def notes(self) -> List[str]:
+        """What the layer's whole backends have to say for the record."""
+        return [note for backend in self._whole.values() for note in backend.notes]
+
     def products(self) -> Dict[str, str]:
         """Who computes each pass, for the record: "cpu: torch", "cuda: triton", "faithful"."""
         self.open()

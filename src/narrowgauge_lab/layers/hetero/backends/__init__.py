@@ -63,6 +63,11 @@ class WholeBackend(abc.ABC):
         self.ledger = ledger
         self.options = options
 
+    @property
+    def notes(self) -> Tuple[str, ...]:
+        """What went otherwise than the plan asks, for the record."""
+        return ()
+
     @abc.abstractmethod
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]
