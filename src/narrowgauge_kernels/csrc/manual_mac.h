@@ -188,10 +188,15 @@ struct ExactFp32 : Plain {
 
 struct Truncated : Plain {
   static MAC_INLINE float prepare_activation(float value, unsigned int kept) {
+#if defined(__CUDA_ARCH__)
+    // An addition makes every NaN one whose upper bits are set, which no mask here clears.
+    return Ops<float>::floats(Ops<float>::bits(__fadd_rn(value, -0.0f)) & kept);
+#else
     return prepare_word(value, kept, 0u);
+#endif
   }
   static MAC_INLINE float prepare_weight(float value, unsigned int kept) {
-    return prepare_word(value, kept, 0u);
+    return prepare_activation(value, kept);
   }
 };
 
