@@ -81,8 +81,8 @@ def _parse(said: str) -> _Wanted:
     named = dict(each.split("=", 1) for each in words if "=" in each)
     if len(plain) != 4 or "of" not in named:
         raise UsageError(f"'{said}' asks for no matrix", next_step=f"write <!-- {_FORM} -->")
-    subject = named.pop("of")
-    return _Wanted(*plain, subject, named)
+    device, metric, down, across = plain
+    return _Wanted(device, metric, down, across, named.pop("of"), named)
 
 
 def _lines_of(record: Record, wanted: _Wanted) -> Iterable[tuple[str, dict[str, Configuration]]]:
