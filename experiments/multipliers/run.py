@@ -1,10 +1,13 @@
-"""One row of `multipliers`: a table's errors and its structure, or a list of those built in."""
+"""One row of `multipliers`: a table's errors and its structure, also beside another's, or a list of
+those built in."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional
+
+import numpy as np
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab.context import RowContext
@@ -13,28 +16,41 @@ from narrowgauge_lab.multipliers import (
     Structure,
     Table,
     analyse,
+    difference,
     error_blocks,
+    error_difference,
     error_statistics,
     find_table,
     is_file,
     named,
 )
-from narrowgauge_lab.multipliers.report import analysis_text, list_line, list_text, show_text
+from narrowgauge_lab.multipliers.report import (
+    analysis_text,
+    comparison_text,
+    list_entry,
+    list_line,
+    list_text,
+    show_text,
+)
 
 _FOLDER = Path(__file__).parent
 _ALL = "all"
+#: No other multiplier beside the row's.
+_NONE = "none"
 _SIGNED: Dict[str, Optional[bool]] = {"auto": None, "true": True, "false": False}
 #: Of the heat map: operands of a side that are one cell.
 _BLOCKS = 16
 
 
 def run(ctx: RowContext) -> None:
-    """Look at the row's table. Raises what `find_table` raises."""
-    text = ctx.parameters["table"]
+    """Look at the row's table, and at another beside it. Raises what `find_table` raises."""
+    text, against = ctx.parameters["table"], ctx.parameters["against"]
+    signed = _SIGNED[ctx.parameters["signed"]]
     if text == _ALL:
-        _list(ctx)
+        _list(ctx, against)
         return
-    table = _found(text, _SIGNED[ctx.parameters["signed"]])
+    # Of two, signs are said of the file; a built-in one has them in its name.
+    table = _found(text, None if is_file(against) and not is_file(text) else signed)
     statistics, structure = error_statistics(table), analyse(table)
     ctx.fact("multiplier", _about(table))
     ctx.fact("statistics", statistics.to_fact())
@@ -46,16 +62,53 @@ def run(ctx: RowContext) -> None:
     _write(ctx, "analysis.txt", analysis_text(table, structure))
     _write(ctx, "show.txt", show_text(table, statistics))
     _write(ctx, "structure.json", _json(structure.to_fact()))
-    _write(ctx, "errors.json", _json(_heat(table)))
+    _write(
+        ctx,
+        "errors.json",
+        _json(_heat(table, error_blocks(table, _BLOCKS), f"mean |error| of {table.name}")),
+    )
+    if ctx.parameters["keep_table"]:
+        np.save(str(ctx.side_file("table.npy")), table.values)
+    if against != _NONE:
+        other = _found(against, signed if is_file(against) else None)
+        _beside(ctx, table, other)
 
 
-def _list(ctx: RowContext) -> None:
-    lines = []
+def _beside(ctx: RowContext, table: Table, other: Table) -> None:
+    """Both tables' errors, and where the other is nearer to exact products."""
+    statistics = (error_statistics(table), error_statistics(other))
+    structures = (analyse(table), analyse(other))
+    apart = difference(table, other)
+    ctx.fact(
+        "against",
+        {
+            "multiplier": _about(other),
+            "statistics": statistics[1].to_fact(),
+            "structure": _brief(structures[1]),
+            "difference": None if apart is None else apart.to_fact(),
+        },
+    )
+    if apart is not None:
+        ctx.metric("differing", apart.share, unit="1", source="all pairs")
+    _write(ctx, "comparison.txt", comparison_text((table, other), statistics, structures))
+    cells = error_difference(table, other, _BLOCKS)
+    if cells is not None:
+        label = f"mean |error| of {other.name} less that of {table.name}"
+        _write(ctx, "difference.json", _json(_heat(table, cells, label)))
+
+
+def _list(ctx: RowContext, against: str) -> None:
+    if against != _NONE:
+        raise BadValueError(
+            f"a list has nothing to stand beside {against}", next_step="name one table instead"
+        )
+    entries = []
     for number, name in enumerate(NAMES):
-        lines.append(list_line(named(name)))
+        entries.append(list_entry(named(name)))
         ctx.progress(number + 1, len(NAMES), "multipliers")
-    ctx.fact("listed", len(lines))
-    _write(ctx, "list.txt", list_text(lines))
+    ctx.fact("listed", len(entries))
+    _write(ctx, "list.txt", list_text([list_line(entry) for entry in entries]))
+    _write(ctx, "list.json", _json(entries))
 
 
 def _found(text: str, signed: Optional[bool]) -> Table:
@@ -90,7 +143,7 @@ def _brief(structure: Structure) -> Dict[str, Any]:
     return fact
 
 
-def _heat(table: Table) -> Dict[str, Any]:
+def _heat(table: Table, cells: np.ndarray, label: str) -> Dict[str, Any]:
     """Cells and where they begin, as drawings of kind `heat` take them."""
     step = (256 >> (8 - table.bits)) // _BLOCKS
     starts: List[List[str]] = [
@@ -98,11 +151,8 @@ def _heat(table: Table) -> Dict[str, Any]:
         for signed in (table.a_signed, table.b_signed)
     ]
     return {
-        "rows": starts[0],
-        "columns": starts[1],
-        "values": error_blocks(table, _BLOCKS).tolist(),
-        "label": "mean |error|",
-    }
+        "rows": starts[0], "columns": starts[1], "values": cells.tolist(), "label": label,
+    }  # fmt: skip
 
 
 def _json(document: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Tuple
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from one_row import EXPERIMENTS, Rows
 
 from narrowgauge_contract.claims import load_claims
 from narrowgauge_contract.errors import BadValueError
-from narrowgauge_lab.multipliers import NAMES
+from narrowgauge_lab.multipliers import NAMES, named
 
 ROWS = Rows("multipliers")
 
@@ -48,6 +49,52 @@ def test_a_file_goes_through_with_lists_beside_the_record(tmp_path: Path) -> Non
     assert len(written["terms"][0]["a_values"]) == 256
 
 
+def test_another_stands_beside(tmp_path: Path) -> None:
+    row = ROWS.run(tmp_path / "out", "table=truncated-4", "against=truncated-6")
+    folder = tmp_path / "out" / "row-0"
+
+    against = row.facts["against"]
+    assert against["multiplier"]["name"] == "truncated-6"
+    assert against["statistics"]["med"] > row.facts["statistics"]["med"]
+    share = against["difference"]["share"]
+    assert {each.name: each.values for each in row.metrics}["differing"] == (share,)
+    text = (folder / "comparison.txt").read_text(encoding="utf-8").splitlines()
+    assert text[0].split() == ["truncated-4", "truncated-6"]
+    heat = json.loads((folder / "difference.json").read_text(encoding="utf-8"))
+    assert min(cell for line in heat["values"] for cell in line) > 0  # nowhere nearer
+
+
+def test_of_other_operands_there_is_no_difference_to_record(tmp_path: Path) -> None:
+    row = ROWS.run(tmp_path / "out", "table=ama5", "against=ama5-signed")
+
+    assert row.facts["against"]["difference"] is None
+    assert "differing" not in {each.name for each in row.metrics}
+    assert not (tmp_path / "out" / "row-0" / "difference.json").exists()
+
+
+@pytest.mark.parametrize("order", [("table", "against"), ("against", "table")])
+def test_signs_are_of_the_file_of_two(order: Tuple[str, str], tmp_path: Path) -> None:
+    side = np.arange(256) - 128
+    np.save(str(tmp_path / "mine.npy"), np.multiply.outer(side, side))
+    words = [f"{order[0]}={tmp_path / 'mine.npy'}", f"{order[1]}=exact-signed", "signed=true"]
+    row = ROWS.run(tmp_path / "out", *words)
+
+    assert row.facts["against"]["difference"]["pairs"] == 0
+
+
+def test_a_kept_table_is_the_table(tmp_path: Path) -> None:
+    ROWS.run(tmp_path / "out", "table=ama5-signed", "keep_table=true")
+    kept = np.load(str(tmp_path / "out" / "row-0" / "table.npy"))
+
+    assert kept.dtype == np.int32
+    assert (kept == named("ama5-signed").values).all()
+
+
+def test_a_list_stands_beside_nothing(tmp_path: Path) -> None:
+    with pytest.raises(BadValueError, match="a list has nothing"):
+        ROWS.run(tmp_path / "out", "table=all", "against=ama5")
+
+
 def test_signs_of_what_is_built_in_are_in_its_name(tmp_path: Path) -> None:
     with pytest.raises(BadValueError, match="says itself"):
         ROWS.run(tmp_path / "out", "table=ama5", "signed=true")
@@ -60,6 +107,9 @@ def test_the_profile_of_all_has_all_and_the_list_too(tmp_path: Path) -> None:
     assert row.facts["listed"] == len(NAMES)
     lines = (tmp_path / "out" / "row-0" / "list.txt").read_text(encoding="utf-8").splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(NAMES)
+    entries = json.loads((tmp_path / "out" / "row-0" / "list.json").read_text(encoding="utf-8"))
+    assert [entry["multiplier"] for entry in entries] == list(NAMES)
+    assert {entry["multiplier"]: entry["terms"] for entry in entries}["mitchell"] is None
 
 
 def test_the_claims_hold_of_the_tables_they_are_about(tmp_path: Path) -> None:

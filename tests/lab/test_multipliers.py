@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, List, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -13,9 +13,13 @@ from narrowgauge_contract.errors import ExitCode, UnknownNameError
 from narrowgauge_lab.multipliers import (
     NAMES,
     CompilerMissingError,
+    Difference,
     TableError,
     TableSourceError,
+    analyse,
+    difference,
     error_blocks,
+    error_difference,
     error_statistics,
     find_table,
     from_c,
@@ -23,7 +27,13 @@ from narrowgauge_lab.multipliers import (
     named,
 )
 from narrowgauge_lab.multipliers.c_source import run_c
-from narrowgauge_lab.multipliers.report import list_line, list_text, show_text
+from narrowgauge_lab.multipliers.report import (
+    comparison_text,
+    list_entry,
+    list_line,
+    list_text,
+    show_text,
+)
 from narrowgauge_lab.multipliers.table import codes
 
 C_SOURCE = """
@@ -312,11 +322,70 @@ def test_a_picture_in_text_has_a_line_for_every_block(name: str) -> None:
 
 
 def test_the_list_has_a_line_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = list_text([list_line(named(name)) for name in ("ama5", "mitchell")]).splitlines()
+    lines = list_text(
+        [list_line(list_entry(named(name))) for name in ("ama5", "mitchell")]
+    ).splitlines()
 
     assert lines[0].split()[:3] == ["multiplier", "structure", "terms"]
     assert lines[1].split()[:4] == ["ama5", "bilinear", "2", "0.9805"]
     assert lines[2].split()[:3] == ["mitchell", "none", "–"]
+
+
+def test_a_difference_is_over_the_operands_that_there_are() -> None:
+    a, b = _pairs()
+    exact = named("exact")
+    off = make_table("off", a * b + 5 * (a == b), a_signed=False, b_signed=False, source="test")
+    found = difference(exact, off)
+
+    assert found is not None
+    assert (found.pairs, found.largest) == (256, 5)
+    assert (found.share, found.mean) == (1 / 256, 5 / 256)
+    assert difference(exact, exact) == Difference(0, 0.0, 0.0, 0)
+    for other in ("exact-signed", "ama5-4x4"):
+        assert difference(exact, named(other)) is None
+        assert error_difference(exact, named(other)) is None
+    block = difference(named("ama5-4x4"), named("ama5-4x4"))
+    assert block is not None
+    assert block.pairs == 0
+
+
+def test_below_zero_the_second_is_nearer() -> None:
+    cells = error_difference(named("truncated-6"), named("truncated-4"))
+
+    assert cells is not None
+    assert (cells < 0).all()
+    assert float(cells.mean()) == pytest.approx(
+        error_statistics(named("truncated-4")).med - error_statistics(named("truncated-6")).med
+    )
+
+
+def _compared(*names: str) -> Tuple[List[str], str]:
+    one, other = map(named, names)
+    text = comparison_text(
+        (one, other),
+        (error_statistics(one), error_statistics(other)),
+        (analyse(one), analyse(other)),
+    )
+    return text.splitlines(), text
+
+
+def test_two_side_by_side_share_lines_and_shades() -> None:
+    lines, text = _compared("ama5", "truncated-4")
+    rows = [line for line in lines if line.count("|") == 4]
+
+    assert lines[0].split() == ["ama5", "truncated-4"]
+    assert len(rows) == 16
+    assert len({line.rindex("|") for line in rows}) == 1
+    assert max(map(len, lines)) <= 80
+    assert "their products differ at" in text
+    # The second's errors are a sliver of the first's: nothing above the lightest shade.
+    assert set("".join(line[41:] for line in rows)) <= set(" |.0123456789")
+    assert "shades" in lines[-1]
+
+
+def test_two_that_cannot_be_paired_or_do_not_differ_say_so() -> None:
+    assert "not the same codes" in _compared("exact", "exact-signed")[1]
+    assert "the same, at all pairs" in _compared("drum-8", "exact")[1]
 
 
 def test_signs_of_a_file_are_what_was_asked(source: Path) -> None:

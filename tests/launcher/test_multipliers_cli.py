@@ -140,9 +140,7 @@ def test_a_table_is_exported_as_it_was_recorded(cli: Callable[..., Any], tmp_pat
     assert "written: mine.npy, ama5, unsigned × signed" in err
 
 
-def test_an_export_writes_over_nothing_unless_told(
-    cli: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_an_export_writes_over_nothing_unless_told(cli: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "mine.npy").write_bytes(b"precious")
 
     code, _, err, asked = cli("export", "ama5", "mine.npy")

@@ -78,7 +78,10 @@ def list_(
     lab_python: LabPython = None,
     as_json: Json = False,
 ) -> None:
-    """List the multipliers that are built in, with their errors and their structure."""
+    """List the built-in ones.
+
+    With their errors, and of how many exact products they consist.
+    """
     how = _How(on, executor, results, lab_python)
     folder, record = _run(world_of(project), how, None)
     print(_text(folder, record, "list.json" if as_json else "list.txt"), end="")
@@ -94,7 +97,10 @@ def analyse(
     lab_python: LabPython = None,
     as_json: Json = False,
 ) -> None:
-    """Find the exact products that a multiplier consists of, and prove them over all pairs."""
+    """Find the exact products one consists of.
+
+    They are proved over all pairs of operands: multiplied out and compared with the table.
+    """
     how = _How(on, executor, results, lab_python)
     folder, record = _run(world_of(project), how, name, signed)
     print(_text(folder, record, "structure.json" if as_json else "analysis.txt"), end="")
@@ -110,7 +116,10 @@ def show(
     lab_python: LabPython = None,
     as_json: Json = False,
 ) -> None:
-    """Show how wrong a multiplier is: the literature's measures, and a heat map."""
+    """Show one's errors, and a heat map of them.
+
+    ER, MED, NMED, MRED, the worst case and the bias, as the literature defines them.
+    """
     how = _How(on, executor, results, lab_python)
     folder, record = _run(world_of(project), how, name, signed)
     if as_json:
@@ -131,9 +140,10 @@ def compare(
     lab_python: LabPython = None,
     as_json: Json = False,
 ) -> None:
-    """Show two multipliers side by side: errors, structure, heat maps, and how far apart they are.
+    """Show two side by side.
 
-    Where one is a file and the other is built in, --signed is about the file.
+    Their errors, structure and heat maps, and at how many pairs their products differ. Where one is
+    a file and the other is built in, --signed is about the file.
     """
     how = _How(on, executor, results, lab_python)
     folder, record = _run(world_of(project), how, name, signed, against=other)
@@ -155,10 +165,11 @@ def export(
     project: Project = None,
     lab_python: LabPython = None,
 ) -> None:
-    """Write a multiplier's table as .npy: int32 [256, 256], a row for each code of the activation.
+    """Write one's table to a .npy file.
 
-    A signed operand's codes begin at -128, an unsigned one's at 0. The file does not say which:
-    who reads a signed one back says --signed true.
+    It is int32 [256, 256], with a row for each code of the activation and a column for each of the
+    weight. A signed operand's codes begin at -128, an unsigned one's at 0. The file does not say
+    which: who reads a signed one back says --signed true.
     """
     from narrowgauge.errors import UsageError
     from narrowgauge_contract.codec import write_atomic

@@ -5,6 +5,7 @@ error_statistics(table).mred
 analyse(table).terms                         # the exact products it consists of, proved
 """
 
+from narrowgauge_lab.multipliers.comparing import Difference, difference, error_difference
 from narrowgauge_lab.multipliers.errors import CompilerMissingError, TableError, TableSourceError
 from narrowgauge_lab.multipliers.families import NAMES, named
 from narrowgauge_lab.multipliers.importing import find_table, from_c, from_npy, from_python, is_file
@@ -16,6 +17,7 @@ from narrowgauge_lab.multipliers.terms import Factored, Proof, Term, prove
 __all__ = [
     "NAMES",
     "CompilerMissingError",
+    "Difference",
     "ErrorStatistics",
     "Factored",
     "Proof",
@@ -25,7 +27,9 @@ __all__ = [
     "TableSourceError",
     "Term",
     "analyse",
+    "difference",
     "error_blocks",
+    "error_difference",
     "error_statistics",
     "find_table",
     "from_c",
