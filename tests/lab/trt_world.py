@@ -46,6 +46,8 @@ class World:
         self.run_says = ""
         self.refuses_plans = 0
         self.images_seen: List[np.ndarray] = []
+        #: What a calibration writes.
+        self.table = b"table"
         self.refitted: Dict[str, np.ndarray] = {}
         self.streams: List[int] = []
         dump = trt_fake.load_dump(version)
@@ -274,7 +276,7 @@ class World:
             if pointers is None:
                 break
             self.images_seen.append(_read(pointers[0], (count,), "FLOAT"))
-        calibrator.write_calibration_cache(b"table")
+        calibrator.write_calibration_cache(self.table)
 
     # Running
 

@@ -10,6 +10,9 @@
 | `layers`      | the fake-quantised model                                                 |
 | `sensitivity` | what each layer alone costs                                              |
 | `x86`, `qdq`  | the same parameters executed in int8: torch's engine, ONNX Runtime       |
+| `comparison`  | our scales beside those that other tools would choose (`peers`)          |
+| `toolkit`,    | such tools: pytorch-quantization; TensorRT's calibrators                 |
+| `trt`         |                                                                          |
 
 Import from the submodules.
 """

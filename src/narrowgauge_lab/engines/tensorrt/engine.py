@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
 import torch
 from torch import nn
@@ -25,11 +25,13 @@ from narrowgauge_lab.engines.tensorrt.network import (
     define_convolution,
     parse,
 )
-from narrowgauge_lab.engines.tensorrt.preparing import Job, prepared
+from narrowgauge_lab.engines.tensorrt.preparing import Job, calibration_table, prepared
 from narrowgauge_lab.engines.tensorrt.refit import Trained
 from narrowgauge_lab.engines.tensorrt.runner import TensorRTRunner
 from narrowgauge_lab.engines.tensorrt.settings import OPTIONS, Settings, refused, settings_for
+from narrowgauge_lab.engines.tensorrt.tables import scales_of_layers
 from narrowgauge_lab.quant.calibration import QuantConfig
+from narrowgauge_lab.quant.layers import layers_of
 from narrowgauge_lab.transforms import fold_batch_norm
 
 __all__ = ["TensorRTEngine"]
@@ -62,9 +64,35 @@ class TensorRTEngine(Engine):
             self._library = libraries.opened(None if self._module is None else self._module())
         return self._library
 
+    @property
+    def version(self) -> str:
+        """Of the library. Raises EngineMissingError."""
+        return self._open().features.version
+
     def prepare(
         self, model: nn.Module, example: torch.Tensor, wanted: Preparation
     ) -> TensorRTRunner:
+        return prepared(self._job(model, example, wanted))
+
+    def calibration_scales(
+        self, model: nn.Module, example: torch.Tensor, wanted: Preparation
+    ) -> Dict[str, float]:
+        """Layer -> the scale that a calibrator of TensorRT's finds for the layer's input; a layer
+        whose input has none of its own is left out. `wanted` is of int8.
+
+        Raises what `prepare` raises, NotApplicableError where int8 goes by Q/DQ nodes.
+        """
+        job = self._job(model, example, wanted)
+        if not job.settings.calibrator:
+            raise NotApplicableError(
+                f"TensorRT {job.library.features.version} finds no scales here",
+                why="by Q/DQ nodes it takes those that it is given",
+                next_step="int8=entropy or int8=minmax where there are calibrators",
+            )
+        file = _onnx(model, example, wanted, job.settings)
+        return scales_of_layers(calibration_table(job), file, layers_of(fold_batch_norm(model)))
+
+    def _job(self, model: nn.Module, example: torch.Tensor, wanted: Preparation) -> Job:
         library = self._open()
         options = self.chosen(wanted)
         profile = wanted.profile(example)
@@ -77,7 +105,7 @@ class TensorRTEngine(Engine):
         def define(builder: Any) -> Any:
             return parse(library, builder, _onnx(model, example, wanted, settings), settings.strong)
 
-        return prepared(Job(library, define, settings, profile, wanted, key, weights))
+        return Job(library, define, settings, profile, wanted, key, weights)
 
     def prepare_convolution(
         self, spec: ConvolutionSpec, weights: Mapping[str, torch.Tensor], wanted: Preparation

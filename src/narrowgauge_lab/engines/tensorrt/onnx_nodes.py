@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Iterator, List, Tuple, Union
 
-__all__ = ["node_names"]
+__all__ = ["node_inputs", "node_names"]
 
 _MODEL_GRAPH = 7
 _GRAPH_NODE = 1
-_NODE_OUTPUT, _NODE_NAME, _NODE_OPERATOR = 2, 3, 4
+_NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _NODE_OPERATOR = 1, 2, 3, 4
 
 
 def node_names(model: bytes) -> List[Tuple[str, str]]:
@@ -27,6 +27,15 @@ def node_names(model: bytes) -> List[Tuple[str, str]]:
             )
             nodes.append((name or output, operator))
     return nodes
+
+
+def node_inputs(model: bytes) -> List[Tuple[str, ...]]:
+    """What each node reads, by name, in the file's order. Raises as `node_names`."""
+    return [
+        tuple(bytes(each).decode() for each in _all(node, _NODE_INPUT))
+        for graph in _all(memoryview(model), _MODEL_GRAPH)
+        for node in _all(graph, _GRAPH_NODE)
+    ]
 
 
 def _all(message: memoryview, wanted: int) -> Iterator[memoryview]:

@@ -19,8 +19,9 @@ from narrowgauge_lab.engines.tensorrt.library import Library
 from narrowgauge_lab.engines.tensorrt.refit import Trained
 from narrowgauge_lab.engines.tensorrt.runner import TensorRTRunner
 from narrowgauge_lab.engines.tensorrt.settings import Settings
+from narrowgauge_lab.errors import CalibrationError
 
-__all__ = ["Job", "prepared"]
+__all__ = ["Job", "calibration_table", "prepared"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,23 @@ def prepared(job: Job) -> TensorRTRunner:
     runner.from_cache, runner.cache_key = cached.from_cache, cached.key
     runner.cache_note = "; ".join(filter(None, (cached.note, *said)))
     return runner
+
+
+def calibration_table(job: Job) -> bytes:
+    """The table that the job's calibrator writes: a kept one, or that of a build. Raises what
+    `build` raises, CalibrationError where TensorRT writes none."""
+    cache, key = job.wanted.cache, job.key
+    if cache is not None and key is not None:
+        kept = cache.get(_table_key(job, key)).payload
+        if kept is not None:
+            return kept
+    made = Kept()
+    _built(job, made)
+    if made.new_table is None:
+        raise CalibrationError("TensorRT calibrated and wrote no table")
+    if cache is not None and key is not None:
+        cache.put(_table_key(job, key), made.new_table)
+    return made.new_table
 
 
 def _runner(job: Job, built: Built, loaded: Optional[Loaded]) -> TensorRTRunner:
