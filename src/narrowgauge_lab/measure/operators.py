@@ -298,13 +298,26 @@ def _quantized() -> Dict[str, Rule]:
 
 
 def _own() -> Dict[str, Rule]:
-    """The compiled operators of narrowgauge_kernels."""
+    """The compiled operators of narrowgauge_kernels.
+
+    The products of manual ones are formed one by one, whatever they are: nothing like Winograd's
+    algorithm saves any. One by masked exact products is one MAC, however many masks it takes.
+    """
     return {
+        "narrowgauge::manual_conv2d": Rule(count=_formed_products),
+        "narrowgauge::manual_linear": Rule(count=_product),
+        "narrowgauge::conv2d_codes": Rule(count=_formed_products),
+        "narrowgauge::linear_codes": Rule(count=_product),
         "narrowgauge::linear": Rule(count=_product),
         "narrowgauge::linear_grad_input": Rule(count=_product),
         # [N, …] of the outputs and [K, …] of the inputs: every row is one MAC per weight.
         "narrowgauge::linear_grad_weight": Rule(count=_weight_gradient),
     }
+
+
+def _formed_products(made: Invocation) -> Count:
+    macs = math.prod(_shape(made.results)) * math.prod(_shape(made.arguments[1])[1:])
+    return macs, macs
 
 
 def _weight_gradient(made: Invocation) -> Count:
