@@ -79,6 +79,7 @@ class RowContext:
         self._plans = dict(plans or {})
         self._metrics: Dict[str, Tuple[str, str]] = {}
         self._side_files: List[Path] = []
+        self._prefix = ""
 
     def data(self, name: str) -> FlatData:
         """A declared data set, memory-mapped.
@@ -164,6 +165,7 @@ class RowContext:
         `unit` and `source` must be the same at every call for one name. NaN and infinity are kept.
         """
         self.at_rest()
+        name = self._prefix + name
         first = self._metrics.setdefault(name, (unit, source))
         if first != (unit, source):
             raise UsageError(
@@ -183,7 +185,7 @@ class RowContext:
 
     def fact(self, name: str, value: Any) -> None:
         """A property of the row: a number, text, truth value, or lists and tables of them."""
-        self._log.emit(EventKind.FACT, self._index, name=name, value=value)
+        self._log.emit(EventKind.FACT, self._index, name=self._prefix + name, value=value)
 
     def invalid(self, reason: str) -> None:
         """The row's numbers must not be used. May be said more than once; every reason is kept."""
@@ -244,6 +246,15 @@ class RowContext:
         if rank > 0:
             mine.out = mine.folder = scratch
             mine._log = EventLog(Path(os.devnull))
+        return mine
+
+    def for_stage(self, name: str) -> RowContext:
+        """The row as one of its stages sees it, such as a training before the one that the row is
+        about: its metrics and facts are called `name_…`, and its checkpoints are its own. Whoever
+        is done with the stage clears them."""
+        mine = copy.copy(self)
+        mine._prefix = f"{self._prefix}{name}_"
+        mine.checkpoints = Checkpoints(self.checkpoints.folder / name, self.checkpoints.resume)
         return mine
 
     def finish(self, *, complete: bool = True) -> None:

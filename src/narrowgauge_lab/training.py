@@ -42,7 +42,8 @@ _PROGRESS_SECONDS = 0.5
 class Recipe:
     """How to train. `batch_size`: images per update and process; `graphs`: auto | off. A checkpoint
     is due so many seconds after the one before. With a `plan`, which says the precisions, model and
-    data are where `placed.home` says.
+    data are where `placed.home` says. `ran`: what the probe has to see, where layers compute in
+    others than `precision`, such as `fp32+int8`; empty: `precision`.
     """
 
     epochs: int
@@ -55,6 +56,7 @@ class Recipe:
     checkpoint_seconds: float = 10.0
     save_weights: bool = False
     plan: Optional[PlacementPlan] = None
+    ran: str = ""
 
 
 def train(
@@ -146,7 +148,8 @@ class Training:
         if self.placed is None:
             tf32 = probe.tf32_by_arithmetic(self.ctx.device)
             seen = probe.observe(lambda: self._differentiate(images))
-            probe.require_precision(self.ctx, self.recipe.precision, seen, tf32)
+            asked = self.recipe.ran or self.recipe.precision
+            probe.require_precision(self.ctx, asked, seen, tf32)
             if not self.group.agree(probe.precision_ran(seen, tf32)):
                 self.ctx.invalid("the processes of the row ran different precisions")
         else:
