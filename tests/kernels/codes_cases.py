@@ -52,10 +52,21 @@ SHAPES = {
     "depth over a block": Shape((1, 67, 6, 5), (34, 67, 3, 3), padding=(1, 1)),
     "padding beyond the kernel": Shape((1, 2, 3, 3), (3, 2, 2, 2), padding=(3, 4)),
     "kernel as large as x": Shape((3, 4, 5, 6), (8, 4, 5, 6)),
+    "depthwise over a segment": Shape((2, 70, 7, 9), (70, 1, 3, 3), padding=(1, 1), groups=70),
+    "thin groups over a block of columns": Shape(
+        (1, 24, 7, 70), (16, 3, 2, 3), (2, 1), (2, 3), (1, 2), groups=8
+    ),
+    "depthwise, a kernel that spans much": Shape(
+        (1, 2, 3, 3), (4, 1, 3, 3), padding=(400, 400), dilation=(401, 401), groups=2
+    ),
+    "one channel out": Shape((2, 5, 20, 13), (1, 5, 3, 3), padding=(1, 1)),
 }
 
-#: rows, depth, outputs
-MATRICES = [(1, 1, 1), (5, 37, 11), (3, 515, 200), (300, 70, 7), (97, 64, 66), (13, 3, 200)]
+#: rows, depth, outputs; up to four rows have kernels of their own.
+MATRICES = [
+    *[(1, 1, 1), (5, 37, 11), (3, 515, 200), (300, 70, 7), (97, 64, 66), (13, 3, 200)],
+    *[(1, 2100, 70), (2, 33, 129), (4, 17, 9)],
+]
 
 
 def codes(shape, signed, seed=0):

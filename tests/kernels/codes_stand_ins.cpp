@@ -27,7 +27,8 @@ int value_of(std::uint8_t code, bool is_signed) {
 }
 
 // 3 × 3 with padding and stride; depths that fill no unit, some, and more than a block.
-Geometry geometry_of(std::int64_t batch, std::int64_t channels, std::int64_t outputs) {
+Geometry geometry_of(std::int64_t batch, std::int64_t channels, std::int64_t outputs,
+                     std::int64_t groups) {
   Geometry made{};
   made.batch = batch;
   made.channels = channels;
@@ -41,7 +42,16 @@ Geometry geometry_of(std::int64_t batch, std::int64_t channels, std::int64_t out
   made.stride[1] = 1;
   made.padding[0] = made.padding[1] = 1;
   made.dilation[0] = made.dilation[1] = 1;
-  made.groups = 1;
+  made.groups = groups;
+  return made;
+}
+
+// Each image is one window: a pixel per image.
+Geometry few_pixels(std::int64_t pixels, std::int64_t channels, std::int64_t outputs) {
+  Geometry made = geometry_of(pixels, channels, outputs, 1);
+  made.height = made.width = 3;
+  made.out_height = made.out_width = 1;
+  made.padding[0] = made.padding[1] = 0;
   return made;
 }
 
@@ -51,11 +61,11 @@ struct Case {
   std::vector<std::uint8_t> weight;
   std::vector<std::int32_t> out;
 
-  Case(std::int64_t batch, std::int64_t channels, std::int64_t outputs)
-      : geometry(geometry_of(batch, channels, outputs)),
-        x(random_codes(geometry.batch * geometry.height * geometry.width * channels)),
-        weight(random_codes(outputs * geometry.depth())),
-        out(geometry.pixels() * outputs) {}
+  explicit Case(const Geometry& given)
+      : geometry(given),
+        x(random_codes(given.batch * given.height * given.width * given.channels)),
+        weight(random_codes(given.out_channels * given.depth())),
+        out(given.pixels() * given.out_channels) {}
 
   Job job(bool x_signed, bool weight_signed) {
     std::fill(out.begin(), out.end(), 0x5A5A5A5A);
@@ -73,14 +83,16 @@ struct Case {
       for (std::int64_t o = 0; o < g.out_channels; ++o) {
         std::uint32_t sum = 0;
         for (std::int64_t d = 0; d < g.depth(); ++d) {
-          const std::int64_t element = d / g.channels;
+          const std::int64_t element = d / g.group_channels();
           const std::int64_t y =
               p % area / g.out_width * g.stride[0] - g.padding[0] + element / g.kernel_width;
           const std::int64_t column =
               p % g.out_width * g.stride[1] - g.padding[1] + element % g.kernel_width;
           const bool there = y >= 0 && y < g.height && column >= 0 && column < g.width;
           const std::int64_t at = ((p / area * g.height + y) * g.width + column) * g.channels;
-          const std::uint8_t code = there ? x[at + d % g.channels] : 0x93;
+          const std::int64_t channel =
+              o / g.group_outputs() * g.group_channels() + d % g.group_channels();
+          const std::uint8_t code = there ? x[at + channel] : 0x93;
           sum += static_cast<std::uint32_t>(product(code, weight[o * g.depth() + d]));
         }
         if (static_cast<std::uint32_t>(out[(p / area * g.out_channels + o) * area + p % area]) !=
@@ -97,12 +109,27 @@ std::int64_t factor_of(std::uint8_t code, int mask, int shift, bool is_signed) {
   return value_of(static_cast<std::uint8_t>(code & mask), is_signed) >> shift;
 }
 
+// Products of matrices, lanes of thin groups (more channels than a segment), and few pixels.
+std::vector<Geometry> product_geometries() {
+  std::vector<Geometry> made;
+  for (const std::int64_t channels : {1, 5, 64}) {
+    made.push_back(geometry_of(1, channels, 67, 1));
+  }
+  made.push_back(geometry_of(1, 70, 70, 70));
+  made.push_back(geometry_of(2, 39, 26, 13));
+  for (const std::int64_t pixels : {1, 4}) {
+    made.push_back(few_pixels(pixels, 5, 67));
+    made.push_back(few_pixels(pixels, 230, 9));
+  }
+  return made;
+}
+
 bool check(const char* name, const ProductKernel& kernel) {
   const std::vector<std::vector<Term>> several = {
       {{0xFF, 0xFF, 1, 0, 0}},
       {{0xF0, 0xFF, 1, 0, 0}, {0x7F, 0x3C, -5, 2, 1}, {0xFF, 0xFF, 1000, 7, 3}}};
-  for (const std::int64_t channels : {1, 5, 64}) {
-    Case made(1, channels, 67);
+  for (const Geometry& geometry : product_geometries()) {
+    Case made(geometry);
     for (int signs = 0; signs < 4; ++signs) {
       const bool x_signed = signs & 1, weight_signed = signs & 2;
       for (const std::vector<Term>& terms : several) {
@@ -116,8 +143,10 @@ bool check(const char* name, const ProductKernel& kernel) {
           return sum;
         });
         if (!right) {
-          std::printf("%s is wrong: %d channels, signs %d, %d terms\n", name,
-                      static_cast<int>(channels), signs, static_cast<int>(terms.size()));
+          std::printf("%s is wrong: %d channels, %d groups, %d pixels, signs %d, %d terms\n", name,
+                      static_cast<int>(geometry.channels), static_cast<int>(geometry.groups),
+                      static_cast<int>(geometry.pixels()), signs,
+                      static_cast<int>(terms.size()));
           return false;
         }
       }
@@ -135,7 +164,7 @@ bool check(const char* name, const TableKernel& kernel) {
     }
     // Pixels look up, then channels; the depth is more than a block.
     for (const bool pixels : {true, false}) {
-      Case made(pixels ? 4 : 1, pixels ? 31 : 3, pixels ? 35 : 210);
+      Case made(geometry_of(pixels ? 4 : 1, pixels ? 31 : 3, pixels ? 35 : 210, 1));
       run_table(made.job(true, false), table.data(), kernel);
       if (!made.matches([&](std::uint8_t a, std::uint8_t b) {
             return table[(a ^ 0x80) * 256 + b];

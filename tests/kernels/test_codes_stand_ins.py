@@ -17,7 +17,10 @@ from narrowgauge_kernels.sources import CSRC
 
 HERE = Path(__file__).parent
 
-KERNELS = ("avx512vnni", "avx512bw", "amx_avx512bw", "neon", "terms", "table")
+KERNELS = (
+    *("avx512vnni", "avx512bw", "amx_avx512bw", "neon"),
+    *("terms", "few", "thin", "table", "thin_table"),
+)
 
 pytestmark = [
     pytest.mark.slow,

@@ -18,6 +18,12 @@ ops = torch.ops.narrowgauge
 
 EXACT = Mac("exact_fp32")
 
+#: Leading dimensions, depth and columns of linear layers; few rows have kernels of their own.
+SHAPES = [
+    *[((), 9, 4), ((1,), 300, 17), ((33,), 7, 20), ((2, 3), 261, 5)],
+    *[((2,), 37, 33), ((3, 1), 131, 70), ((4,), 6, 65), ((7,), 131, 33)],
+]
+
 
 @pytest.fixture
 def _restore_threads():
@@ -125,7 +131,7 @@ def test_empty(case):
 
 
 @pytest.mark.parametrize("mac", MACS, ids=str)
-@pytest.mark.parametrize("shape", [((), 9, 4), ((1,), 300, 17), ((33,), 7, 20), ((2, 3), 261, 5)])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_linear(shape, mac):
     """Leading dimensions of every number, and depths of more than a block."""
     leading, depth, columns = shape

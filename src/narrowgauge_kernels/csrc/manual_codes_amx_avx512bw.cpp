@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "manual_codes_expand.h"
+#include <cstring>
 
 namespace narrowgauge {
 namespace codes {
@@ -122,7 +122,12 @@ void product(std::int64_t units, const std::uint32_t* left, std::int64_t left_st
 }  // namespace
 
 ProductKernel amx_kernel() {
-  return {kRows, kColumns, 4, &expand_left_bytes, &expand_right_bytes, &product};
+  // Packed as for VNNI, whose kernels form what tiles are too large for.
+  ProductKernel made = ProductKernel::avx512vnni();
+  made.rows = kRows;
+  made.columns = kColumns;
+  made.run = &product;
+  return made;
 }
 
 bool ask_for_amx() {

@@ -54,7 +54,8 @@ struct SixteenWords {
 }  // namespace
 
 ProductKernel ProductKernel::avx2() {
-  return {6, 16, 2, &expand_words, &expand_words, &product_tile<EightPairs, 6, 2>};
+  return {6, 16, 2, &expand_words, &expand_words, &product_tile<EightPairs, 6, 2>,
+          EightPairs::kLanes, &lane_products<EightPairs>, &dot_product<EightPairs>};
 }
 
 TableKernel TableKernel::avx2() { return make_table_kernel<SixteenWords>(); }

@@ -37,7 +37,8 @@ struct SixteenQuads {
 }  // namespace
 
 ProductKernel ProductKernel::avx512vnni() {
-  return {12, 32, 4, &expand_left_bytes, &expand_right_bytes, &product_tile<SixteenQuads, 12, 2>};
+  return {12, 32, 4, &expand_left_bytes, &expand_right_bytes, &product_tile<SixteenQuads, 12, 2>,
+          SixteenQuads::kLanes, &lane_products<SixteenQuads>, &dot_product<SixteenQuads>};
 }
 
 }  // namespace codes

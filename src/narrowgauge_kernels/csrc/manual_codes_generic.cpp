@@ -34,6 +34,38 @@ void product(std::int64_t units, const std::uint32_t* left, std::int64_t left_st
   }
 }
 
+// Two int16 per unit, lane by lane.
+struct FourPairs {
+  struct Operand {
+    std::int16_t factors[8];
+  };
+  struct Vector {
+    std::uint32_t lanes[4];
+  };
+  static constexpr int kLanes = 4;
+  static Vector zero() { return {}; }
+  static Operand load(const std::uint32_t* from) {
+    Operand made;
+    std::memcpy(made.factors, from, sizeof(made.factors));
+    return made;
+  }
+  static Vector multiply_add(const Operand& left, const Operand& right, Vector sum) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      sum.lanes[lane] += static_cast<std::uint32_t>(
+          left.factors[2 * lane] * right.factors[2 * lane] +
+          left.factors[2 * lane + 1] * right.factors[2 * lane + 1]);
+    }
+    return sum;
+  }
+  static void accumulate(std::int32_t* tile, const Vector& sum, std::int32_t coefficient) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      tile[lane] = static_cast<std::int32_t>(static_cast<std::uint32_t>(tile[lane]) +
+                                             static_cast<std::uint32_t>(coefficient) *
+                                                 sum.lanes[lane]);
+    }
+  }
+};
+
 struct EightWords {
   struct Vector {
     std::uint16_t lanes[8];
@@ -72,7 +104,8 @@ struct EightWords {
 }  // namespace
 
 ProductKernel ProductKernel::generic() {
-  return {kRows, kColumns, 2, &expand_words, &expand_words, &product};
+  return {kRows, kColumns, 2, &expand_words, &expand_words, &product,
+          FourPairs::kLanes, &lane_products<FourPairs>, &dot_product<FourPairs>};
 }
 
 TableKernel TableKernel::generic() { return make_table_kernel<EightWords>(); }

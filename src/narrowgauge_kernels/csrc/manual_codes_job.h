@@ -44,6 +44,41 @@ void run_terms(const Job& job, const std::vector<Term>& terms, const ProductKern
 // `table` is [256, 256] as in the schema.
 void run_table(const Job& job, const std::int32_t* table, const TableKernel& kernel);
 
+// Few output channels in a group, any number of pixels: lanes are channels of all groups.
+bool takes_thin_terms(const Job& job);
+void run_thin_terms(const Job& job, const std::vector<Term>& terms, const ProductKernel& kernel);
+bool takes_thin_table(const Job& job);
+void run_thin_table(const Job& job, const std::int32_t* table);
+
+// Few pixels, any number of channels: weights are read where they are.
+bool takes_few_terms(const Job& job);
+void run_few_terms(const Job& job, const std::vector<Term>& terms, const ProductKernel& kernel);
+void run_few_table(const Job& job, const std::int32_t* table);
+
+// A term's sides, of the types of the job's codes.
+struct Factors {
+  Factor left;
+  Factor right;
+  std::uint32_t coefficient;
+};
+
+inline std::vector<Factors> factors_of(const Job& job, const std::vector<Term>& terms) {
+  std::vector<Factors> made;
+  for (const Term& term : terms) {
+    made.push_back({{static_cast<std::uint8_t>(term.a_mask),
+                     static_cast<std::uint8_t>(term.a_shift), job.x_signed},
+                    {static_cast<std::uint8_t>(term.b_mask),
+                     static_cast<std::uint8_t>(term.b_shift), job.weight_signed},
+                    static_cast<std::uint32_t>(term.coefficient)});
+  }
+  return made;
+}
+
+// An entry's place in the schema's table, of codes as raw bytes.
+inline std::int64_t table_place(const Job& job, int x, int weight) {
+  return (x ^ (job.x_signed ? 0x80 : 0)) * 256 + (weight ^ (job.weight_signed ? 0x80 : 0));
+}
+
 // Scratch that starts on a cache line.
 template <typename T>
 class Scratch {

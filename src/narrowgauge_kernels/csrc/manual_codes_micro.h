@@ -44,6 +44,73 @@ void product_tile(std::int64_t units, const std::uint32_t* left, std::int64_t le
   }
 }
 
+template <typename Lanes, int Pixels>
+void lane_tile(std::int64_t units, const std::uint32_t* left, const std::int64_t* offsets,
+               const std::uint32_t* right, std::int64_t width, std::int32_t* tile,
+               std::int32_t coefficient) {
+  typename Lanes::Vector sums[Pixels];
+#pragma GCC unroll 8
+  for (int pixel = 0; pixel < Pixels; ++pixel) {
+    sums[pixel] = Lanes::zero();
+  }
+  for (std::int64_t unit = 0; unit < units; ++unit, right += width) {
+    const typename Lanes::Operand factor = Lanes::load(right);
+    const std::uint32_t* const from = left + offsets[unit];
+#pragma GCC unroll 8
+    for (int pixel = 0; pixel < Pixels; ++pixel) {
+      sums[pixel] = Lanes::multiply_add(Lanes::load(from + pixel * width), factor, sums[pixel]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int pixel = 0; pixel < Pixels; ++pixel) {
+    Lanes::accumulate(tile + pixel * width, sums[pixel], coefficient);
+  }
+}
+
+template <typename Lanes>
+void lane_products(std::int64_t units, const std::uint32_t* left, const std::int64_t* offsets,
+                   const std::uint32_t* right, std::int64_t width, std::int64_t pixels,
+                   std::int32_t* tile, std::int32_t coefficient) {
+  constexpr int kPixels = 4;
+  for (std::int64_t lane = 0; lane < width; lane += Lanes::kLanes) {
+    std::int64_t pixel = 0;
+    for (; pixel + kPixels <= pixels; pixel += kPixels) {
+      const std::int64_t at = pixel * width + lane;
+      lane_tile<Lanes, kPixels>(units, left + at, offsets, right + lane, width, tile + at,
+                                coefficient);
+    }
+    for (; pixel < pixels; ++pixel) {
+      const std::int64_t at = pixel * width + lane;
+      lane_tile<Lanes, 1>(units, left + at, offsets, right + lane, width, tile + at, coefficient);
+    }
+  }
+}
+
+template <typename Lanes>
+std::uint32_t dot_product(std::int64_t units, const std::uint32_t* left,
+                          const std::uint32_t* right) {
+  constexpr int kLanes = Lanes::kLanes;
+  typename Lanes::Vector even = Lanes::zero();
+  typename Lanes::Vector odd = Lanes::zero();
+  std::int64_t unit = 0;
+  for (; unit + 2 * kLanes <= units; unit += 2 * kLanes) {
+    even = Lanes::multiply_add(Lanes::load(left + unit), Lanes::load(right + unit), even);
+    odd = Lanes::multiply_add(Lanes::load(left + unit + kLanes),
+                              Lanes::load(right + unit + kLanes), odd);
+  }
+  if (unit < units) {
+    even = Lanes::multiply_add(Lanes::load(left + unit), Lanes::load(right + unit), even);
+  }
+  std::int32_t sums[kLanes] = {};
+  Lanes::accumulate(sums, even, 1);
+  Lanes::accumulate(sums, odd, 1);
+  std::uint32_t total = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    total += static_cast<std::uint32_t>(sums[lane]);
+  }
+  return total;
+}
+
 // Words: Vector of kLanes uint16, load, store, add, upper (each lane's upper byte), and
 // transpose8x8(from, from_stride, to, to_stride) of uint16.
 template <typename Words>

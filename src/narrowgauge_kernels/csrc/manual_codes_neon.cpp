@@ -57,7 +57,8 @@ struct EightWords {
 }  // namespace
 
 ProductKernel ProductKernel::neon() {
-  return {6, 8, 2, &expand_words, &expand_words, &product_tile<FourPairs, 6, 2>};
+  return {6, 8, 2, &expand_words, &expand_words, &product_tile<FourPairs, 6, 2>,
+          FourPairs::kLanes, &lane_products<FourPairs>, &dot_product<FourPairs>};
 }
 
 TableKernel TableKernel::neon() { return make_table_kernel<EightWords>(); }

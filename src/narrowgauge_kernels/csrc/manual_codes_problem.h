@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "manual_codes.h"
+#include "manual_extent.h"
 #include "torch_tensor.h"
 
 namespace narrowgauge {
@@ -90,7 +91,8 @@ inline std::int64_t output_size(const char* op, const char* name, std::int64_t i
               op, ": along the ", name, " stride is ", stride, ", padding ", padding,
               " and dilation ", dilation, "; stride and dilation must be positive, padding not "
               "negative, and all int32");
-  TORCH_CHECK(kernel > 0, op, ": weight has a kernel of ", name, " 0");
+  TORCH_CHECK(kernel > 0 && kernel <= kMost, op, ": weight has a kernel of ", name, " ", kernel,
+              "; it must be positive, and int32");
   const std::int64_t reach = dilation * (kernel - 1) + 1;
   TORCH_CHECK(in + 2 * padding >= reach, op, ": the ", name, " of x is ", in, " with padding ",
               padding, " on both sides, less than the ", reach, " that the kernel spans");
@@ -154,9 +156,11 @@ inline Problem conv2d_problem(const at::Tensor& x, const at::Tensor& weight,
   check_zero(x, x_zero);
   const Geometry geometry = conv2d_geometry(x, weight, stride, padding, dilation, groups);
   check_sum(op, geometry.depth(), largest);
+  const std::int64_t sizes[] = {geometry.batch, geometry.out_channels, geometry.out_height,
+                                geometry.out_width};
+  check_extent(op, sizes, sizeof(std::int32_t));
   const at::Tensor out = at::empty(
-      {geometry.batch, geometry.out_channels, geometry.out_height, geometry.out_width},
-      x.options().dtype(at::kInt).memory_format(x.suggest_memory_format()));
+      sizes, x.options().dtype(at::kInt).memory_format(x.suggest_memory_format()));
   return {geometry, x,       weight, table.has_value() ? table->contiguous() : at::Tensor(),
           read_terms(op, terms), largest, x_zero, out};
 }
@@ -185,6 +189,7 @@ inline Problem linear_problem(const at::Tensor& x, const at::Tensor& weight,
     geometry.stride[i] = geometry.dilation[i] = 1;
   }
   check_sum(op, geometry.depth(), largest);
+  check_extent(op, sizes, sizeof(std::int32_t));
   // Sizes are spelt out because -1 is ambiguous when a dimension is empty.
   return {geometry,
           x.reshape({rows, x.size(-1), 1, 1}),

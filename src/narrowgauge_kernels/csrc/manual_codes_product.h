@@ -40,6 +40,15 @@ struct ProductKernel {
   void (*run)(std::int64_t units, const std::uint32_t* left, std::int64_t left_stride,
               const std::uint32_t* right, std::int32_t* tile, std::int64_t tile_stride,
               std::int32_t coefficient);
+  int lanes;  // of the two below
+  // tile[pixel * width + lane] += coefficient * sum over units of
+  // left[offsets[unit] + pixel * width + lane] . right[unit * width + lane], modulo 2^32, for
+  // `width` lanes, a multiple of `lanes`: each lane has factors of its own on both sides.
+  void (*run_lanes)(std::int64_t units, const std::uint32_t* left, const std::int64_t* offsets,
+                    const std::uint32_t* right, std::int64_t width, std::int64_t pixels,
+                    std::int32_t* tile, std::int32_t coefficient);
+  // The sum over units of left[unit] . right[unit], modulo 2^32; units is a multiple of `lanes`.
+  std::uint32_t (*dot)(std::int64_t units, const std::uint32_t* left, const std::uint32_t* right);
 
   int left_offset(const Factor& factor) const {
     return per_unit == 4 && factor.reaches_below_zero() ? kByteOffset : 0;

@@ -1,5 +1,6 @@
 // Products by table: which side is laid side by side, blocking and threads around an instruction
-// set's kernel, and plain look-ups where there is too little of either side to lay anything out.
+// set's kernel. Where there is too little of either side to lay anything out, manual_codes_thin_table
+// and manual_codes_few look up product by product.
 #include <limits>
 
 #include "manual_codes_job.h"
@@ -23,11 +24,6 @@ struct Planes {
   std::int32_t least;
 };
 
-// An entry's place in the schema's table, of codes as raw bytes.
-std::int64_t place(const Job& job, int x, int weight) {
-  return (x ^ (job.x_signed ? 0x80 : 0)) * 256 + (weight ^ (job.weight_signed ? 0x80 : 0));
-}
-
 Planes planes_of(const Job& job, const std::int32_t* table, bool weights_select) {
   const std::int32_t least = *std::min_element(table, table + 256 * 256);
   const std::int32_t most = *std::max_element(table, table + 256 * 256);
@@ -38,7 +34,7 @@ Planes planes_of(const Job& job, const std::int32_t* table, bool weights_select)
     for (int select = 0; select < 256; ++select) {
       for (int entry = 0; entry < 256; ++entry) {
         const std::int64_t at =
-            weights_select ? place(job, entry, select) : place(job, select, entry);
+            weights_select ? table_place(job, entry, select) : table_place(job, select, entry);
         const std::int64_t value = static_cast<std::int64_t>(table[at]) - least;
         made.planes.back()[select * 256 + entry] = static_cast<std::uint16_t>(value >> shift);
       }
@@ -195,86 +191,16 @@ class Lookup {
   std::int64_t lanes_;
 };
 
-// One look-up per product, for few pixels and few channels, or few channels in a group.
-class SingleLookup {
- public:
-  SingleLookup(const Job& job, const std::int32_t* table)
-      : job_(job), depth_(job.geometry.depth()), by_weight_(256 * 256) {
-    for (int weight = 0; weight < 256; ++weight) {
-      for (int x = 0; x < 256; ++x) {
-        by_weight_[weight * 256 + x] = table[place(job, x, weight)];
-      }
-    }
-  }
-
-  void run() const {
-    const std::int64_t blocks = divide_up(job_.geometry.pixels(), kRows);
-    const std::int64_t tasks = blocks * job_.geometry.groups;
-    share(threads_for(job_), tasks, [&](std::int64_t begin, std::int64_t end) {
-      std::vector<std::uint8_t> codes(kRows * kTableDepth);
-      std::vector<std::uint32_t> sums(kRows * job_.geometry.group_outputs());
-      for (std::int64_t task = begin; task < end; ++task) {
-        run_block(task / blocks, task % blocks * kRows, codes, sums);
-      }
-    });
-  }
-
- private:
-  static constexpr std::int64_t kRows = 256;
-
-  void run_block(std::int64_t group, std::int64_t row, std::vector<std::uint8_t>& codes,
-                 std::vector<std::uint32_t>& sums) const {
-    const PixelRows pixels = job_.pixels(group);
-    const std::int64_t rows = std::min(kRows, pixels.count() - row);
-    const std::int64_t channels = job_.geometry.group_outputs();
-    std::fill(sums.begin(), sums.end(), 0u);
-    for (std::int64_t d = 0; d < depth_; d += kTableDepth) {
-      const std::int64_t steps = std::min<std::int64_t>(kTableDepth, depth_ - d);
-      pixels.gather(row, rows, d, steps, codes.data(), steps);
-      for (std::int64_t channel = 0; channel < channels; ++channel) {
-        add_products(group, channel, d, steps, rows, codes.data(), sums.data() + channel * kRows);
-      }
-    }
-    const Output out = job_.output(group);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      std::int32_t* to = out.pixel(row + r);
-      for (std::int64_t channel = 0; channel < channels; ++channel) {
-        to[channel * out.channel_stride] = static_cast<std::int32_t>(sums[channel * kRows + r]);
-      }
-    }
-  }
-
-  void add_products(std::int64_t group, std::int64_t channel, std::int64_t depth_first,
-                    std::int64_t steps, std::int64_t rows, const std::uint8_t* codes,
-                    std::uint32_t* sums) const {
-    std::uint8_t weight[kTableDepth];
-    job_.weights(group).gather(channel, 1, depth_first, steps, weight, steps);
-    const std::int32_t* columns[kTableDepth];
-    for (std::int64_t step = 0; step < steps; ++step) {
-      columns[step] = by_weight_.data() + weight[step] * 256;
-    }
-    for (std::int64_t r = 0; r < rows; ++r, codes += steps) {
-      std::uint32_t sum = 0;
-      for (std::int64_t step = 0; step < steps; ++step) {
-        sum += static_cast<std::uint32_t>(columns[step][codes[step]]);
-      }
-      sums[r] += sum;
-    }
-  }
-
-  const Job& job_;
-  std::int64_t depth_;
-  std::vector<std::int32_t> by_weight_;
-};
-
 }  // namespace
 
 void run_table(const Job& job, const std::int32_t* table, const TableKernel& kernel) {
   const std::int64_t pixels = job.geometry.pixels();
   const std::int64_t outputs = job.geometry.group_outputs();
   const bool pixels_are_rows = pixels >= outputs;
-  if (std::max(pixels, outputs) < kLeastRows || std::min(pixels, outputs) < kLeastLanes) {
-    SingleLookup(job, table).run();
+  if (outputs < kLeastLanes && takes_thin_table(job)) {
+    run_thin_table(job, table);
+  } else if (std::max(pixels, outputs) < kLeastRows || std::min(pixels, outputs) < kLeastLanes) {
+    run_few_table(job, table);
   } else {
     Lookup(job, table, kernel, pixels_are_rows).run();
   }

@@ -23,24 +23,6 @@ struct Segment {
   std::int64_t packed;  // where its panels start, in units
 };
 
-struct Factors {
-  Factor left;
-  Factor right;
-  std::uint32_t coefficient;
-};
-
-std::vector<Factors> factors_of(const Job& job, const std::vector<Term>& terms) {
-  std::vector<Factors> made;
-  for (const Term& term : terms) {
-    made.push_back({{static_cast<std::uint8_t>(term.a_mask),
-                     static_cast<std::uint8_t>(term.a_shift), job.x_signed},
-                    {static_cast<std::uint8_t>(term.b_mask),
-                     static_cast<std::uint8_t>(term.b_shift), job.weight_signed},
-                    static_cast<std::uint32_t>(term.coefficient)});
-  }
-  return made;
-}
-
 class Product {
  public:
   Product(const Job& job, const std::vector<Term>& terms, const ProductKernel& kernel)
@@ -234,7 +216,13 @@ class Product {
 }  // namespace
 
 void run_terms(const Job& job, const std::vector<Term>& terms, const ProductKernel& kernel) {
-  Product(job, terms, kernel).run();
+  if (takes_few_terms(job)) {
+    run_few_terms(job, terms, kernel);
+  } else if (takes_thin_terms(job)) {
+    run_thin_terms(job, terms, kernel);
+  } else {
+    Product(job, terms, kernel).run();
+  }
 }
 
 }  // namespace codes

@@ -27,7 +27,7 @@ bool has_amx() {
   constexpr unsigned kTile = 1u << 24;
   constexpr unsigned kInt8 = 1u << 25;
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!has_avx512bw() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 ||
+  if (!has_vnni() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 ||
       (d & (kTile | kInt8)) != (kTile | kInt8)) {
     return false;
   }

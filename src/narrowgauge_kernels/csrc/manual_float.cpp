@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "instruction_set.h"
-#include "manual_float_blocked.h"
 #include "manual_float_problem.h"
+#include "manual_float_turned.h"
 #include "torch_tensor.h"
 
 namespace narrowgauge {
@@ -46,9 +46,9 @@ void run(const Problem& problem, const Choice& choice, const std::string& isa) {
   if (choice.policy == Policy::kCustom) {
     TORCH_CHECK(isa == "auto", "isa='", isa, "': a compiled functor is for one instruction set, "
                 "that of the processor it was compiled on");
-    run_blocked(problem, *kernel_of_library(choice.library), choice.kept);
+    run_any(problem, *kernel_of_library(choice.library), choice.kept);
   } else {
-    run_blocked(problem, *kernel_of(choice.policy, set), choice.kept);
+    run_any(problem, *kernel_of(choice.policy, set), choice.kept);
   }
 }
 

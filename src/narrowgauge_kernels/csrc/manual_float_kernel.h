@@ -13,6 +13,8 @@ namespace manual {
 
 // Rows of a micro-kernel at most: one function for each count, so that no row is filled up.
 constexpr int kMostRows = 12;
+// Pixels, at most, for which filters are the columns.
+constexpr int kMostTurned = 4;
 
 // A micro-kernel takes filters as rows and pixels as columns. It continues the sums in `tile`
 // [rows, columns], of `tile_stride` elements to a row:
@@ -31,6 +33,14 @@ struct Kernel {
   void (*pack_activations)(const float* from, std::int64_t panels, unsigned int kept, float* to,
                            std::int64_t panel_stride);
   RunTile run[kMostRows + 1];  // by rows; [0] is null
+  // The turned kernels, for few pixels: pixels are rows and filters columns, the same steps in the same
+  // order. Operands are floats, [depth][rows] activations and [depth][turned_columns] weights.
+  int turned_columns;
+  // `filters` x depth weights of row stride `stride`, at most turned_columns; zeros beside them.
+  void (*pack_turned)(const float* from, std::int64_t stride, std::int64_t depth, int filters,
+                      unsigned int kept, float* to);
+  void (*prepare_activations)(float* values, std::int64_t count, unsigned int kept);
+  RunTile run_turned[kMostTurned + 1];  // by rows; [0] is null
 };
 
 // Null for kCustom, which is in a library of its own.

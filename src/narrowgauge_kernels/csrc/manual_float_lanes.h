@@ -10,6 +10,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__SSE__)
+#include <xmmintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -144,6 +146,26 @@ struct Ops<Lanes> {
 using Lanes = float;
 
 #endif
+
+// to[d * to_stride + i] = from[i * stride + d], 4 x 4.
+inline void turn_four(const float* from, std::int64_t stride, float* to, std::int64_t to_stride) {
+#if defined(__SSE__)
+  __m128 rows[4];
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = _mm_loadu_ps(from + i * stride);
+  }
+  _MM_TRANSPOSE4_PS(rows[0], rows[1], rows[2], rows[3]);
+  for (int i = 0; i < 4; ++i) {
+    _mm_storeu_ps(to + i * to_stride, rows[i]);
+  }
+#else
+  for (int d = 0; d < 4; ++d) {
+    for (int i = 0; i < 4; ++i) {
+      to[d * to_stride + i] = from[i * stride + d];
+    }
+  }
+#endif
+}
 
 // Of one float the loads are these; Ops<float> itself is also the GPU's.
 template <typename F>

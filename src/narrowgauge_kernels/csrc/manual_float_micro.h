@@ -68,6 +68,90 @@ void pack_activations(const float* from, std::int64_t panels, unsigned int kept,
   }
 }
 
+// A step of which all lanes have the same activation, where `step` has the same weight.
+template <typename Mac>
+struct Turned {
+  template <typename F>
+  static MAC_INLINE F step(const typename Mac::template A<F>& a,
+                           const typename Mac::template B<F>& b, F sum) {
+    return Mac::step(a, b, sum);
+  }
+};
+template <bool Fixed>
+struct Turned<mac::Axfpm<Fixed>> {
+  template <typename F>
+  static MAC_INLINE F step(const typename mac::Axfpm<Fixed>::template A<F>& a,
+                           const typename mac::Axfpm<Fixed>::template B<F>& b, F sum) {
+    return mac::Axfpm<Fixed>::turned_step(a, b, sum);
+  }
+};
+
+template <typename Mac, int Rows, int Vectors>
+void run_turned(std::int64_t depth, const float* activations, const void* weights, float* tile,
+                std::int64_t tile_stride) {
+  using F = mac::Lanes;
+  constexpr int kLanes = sizeof(F) / sizeof(float);
+  const float* filters = static_cast<const float*>(weights);
+  F sums[Rows][Vectors];
+  for (int row = 0; row < Rows; ++row) {
+    for (int v = 0; v < Vectors; ++v) {
+      sums[row][v] = mac::load<F>(tile + row * tile_stride + v * kLanes);
+    }
+  }
+  for (std::int64_t d = 0; d < depth; ++d) {
+    typename Mac::template B<F> b[Vectors];
+    for (int v = 0; v < Vectors; ++v) {
+      b[v] = Mac::template weight<F>(mac::load<F>(filters + (d * Vectors + v) * kLanes));
+    }
+    for (int row = 0; row < Rows; ++row) {
+      const typename Mac::template A<F> a =
+          Mac::template activation<F>(mac::Ops<F>::splat(activations[d * Rows + row]));
+      for (int v = 0; v < Vectors; ++v) {
+        sums[row][v] = Turned<Mac>::template step<F>(a, b[v], sums[row][v]);
+      }
+    }
+  }
+  for (int row = 0; row < Rows; ++row) {
+    for (int v = 0; v < Vectors; ++v) {
+      mac::store<F>(tile + row * tile_stride + v * kLanes, sums[row][v]);
+    }
+  }
+}
+
+// Four filters at a time, so that the lines of all of them stay in the cache.
+template <typename Mac, int Columns>
+void pack_turned(const float* from, std::int64_t stride, std::int64_t depth, int filters,
+                 unsigned int kept, float* to) {
+  int filter = 0;
+  for (; filter + 4 <= filters; filter += 4) {
+    const float* const rows = from + filter * stride;
+    std::int64_t d = 0;
+    for (; d + 4 <= depth; d += 4) {
+      mac::turn_four(rows + d, stride, to + d * Columns + filter, Columns);
+    }
+    for (; d < depth; ++d) {
+      for (int i = 0; i < 4; ++i) {
+        to[d * Columns + filter + i] = rows[i * stride + d];
+      }
+    }
+  }
+  for (; filter < Columns; ++filter) {
+    for (std::int64_t d = 0; d < depth; ++d) {
+      to[d * Columns + filter] = filter < filters ? from[filter * stride + d] : 0.0f;
+    }
+  }
+  for (std::int64_t i = 0; i < depth * Columns; ++i) {
+    to[i] = Mac::prepare_weight(to[i], kept);
+  }
+}
+
+template <typename Mac>
+void prepare_activations(float* values, std::int64_t count, unsigned int kept) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    values[i] = Mac::prepare_activation(values[i], kept);
+  }
+}
+
 // The functions for 1 to Rows rows, into a table whose others stay null.
 template <typename Mac, int Rows, int Vectors>
 struct FillTable {
@@ -81,16 +165,33 @@ struct FillTable<Mac, 0, Vectors> {
   static void into(Kernel*) {}
 };
 
+template <typename Mac, int Rows, int Vectors>
+struct FillTurned {
+  static void into(Kernel* kernel) {
+    kernel->run_turned[Rows] = &run_turned<Mac, Rows, Vectors>;
+    FillTurned<Mac, Rows - 1, Vectors>::into(kernel);
+  }
+};
+template <typename Mac, int Vectors>
+struct FillTurned<Mac, 0, Vectors> {
+  static void into(Kernel*) {}
+};
+
 // Rows x Vectors sums, with what Mac keeps of Vectors activations and one weight, must fit the
 // register file.
 template <typename Mac, int Rows, int Vectors>
 const Kernel* kernel_of() {
   static_assert(Rows <= kMostRows, "Kernel::run has no place for so many rows");
   constexpr int kColumns = Vectors * sizeof(mac::Lanes) / sizeof(float);
+  // Two chains of sums at least; where there are no vectors, enough filters for four at a time.
+  constexpr int kTurnedVectors = sizeof(mac::Lanes) == sizeof(float) ? 4 : 2;
+  constexpr int kTurned = kTurnedVectors * sizeof(mac::Lanes) / sizeof(float);
   static const Kernel kernel = [] {
     Kernel made = {Rows, kColumns, sizeof(typename Mac::template B<float>), &pack_weights<Mac>,
-                   &pack_activations<Mac, kColumns>, {}};
+                   &pack_activations<Mac, kColumns>, {}, kTurned, &pack_turned<Mac, kTurned>,
+                   &prepare_activations<Mac>, {}};
     FillTable<Mac, Rows, Vectors>::into(&made);
+    FillTurned<Mac, kMostTurned, kTurnedVectors>::into(&made);
     return made;
   }();
   return &kernel;

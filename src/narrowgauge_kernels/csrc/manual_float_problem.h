@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "manual_extent.h"
 #include "manual_float.h"
 #include "torch_tensor.h"
 
@@ -98,14 +99,15 @@ inline Sizes conv2d_sizes(const at::Tensor& x, const at::Tensor& weight,
   Sizes sizes{x.size(0), weight.size(0), 0, 0};
   for (int axis = 0; axis < 2; ++axis) {
     const std::int64_t kernel = weight.size(2 + axis);
-    TORCH_CHECK(kernel >= 1, op, ": weight has shape ", weight.sizes(),
-                "; its kernel must be 1 or more in both directions");
+    TORCH_CHECK(kernel >= 1 && kernel <= std::numeric_limits<std::int32_t>::max(), op,
+                ": weight has shape ", weight.sizes(), "; its kernel must be 1 or more in both directions, and int32");
     const std::int64_t covered = window.dilation[axis] * (kernel - 1) + 1;
     const std::int64_t padded = x.size(2 + axis) + 2 * window.padding[axis];
     TORCH_CHECK(padded >= covered, op, ": the kernel covers ", covered, " pixels of the padded ",
                 padded, " along axis ", 2 + axis);
     sizes[2 + axis] = (padded - covered) / window.stride[axis] + 1;
   }
+  check_extent(op, sizes, sizeof(float));
   return sizes;
 }
 
@@ -120,6 +122,7 @@ inline Sizes linear_sizes(const at::Tensor& x, const at::Tensor& weight,
               " and weight has shape ", weight.sizes(), "; x[..., K] and weight[N, K] must agree in K");
   Sizes sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
+  check_extent(op, sizes, sizeof(float));
   return sizes;
 }
 

@@ -251,16 +251,24 @@ struct Axfpm {
             Ops<F>::splat(b.power)};
   }
   template <typename F>
+  static MAC_INLINE F kept(typename Ops<F>::U top, const B<F>& b) {  // top = S >> 24
+    const typename Ops<F>::U carry = top >> 24;
+    const typename Ops<F>::U bits = (top >> carry) + b.lift;
+    return Ops<F>::floats(Fixed ? bits + (carry << 23) : bits);
+  }
+  template <typename F>
   static MAC_INLINE F significand(const A<F>& a, const B<F>& b) {
-    using U = typename Ops<F>::U;
-    const U top = Ops<F>::high_sum(a.high, b.tops, a.low, b.full);  // S >> 24
-    const U carry = top >> 24;
-    const U kept = (top >> carry) + b.lift;
-    return Ops<F>::floats(Fixed ? kept + (carry << 23) : kept);
+    return kept<F>(Ops<F>::high_sum(a.high, b.tops, a.low, b.full), b);
   }
   template <typename F>
   static MAC_INLINE F step(const A<F>& a, const B<F>& b, F sum) {
     return Ops<F>::fma(significand(a, b), Ops<F>::flushed(a.power, b.power), sum);
+  }
+  // `step` where all lanes have the same a: a vector's high_sum takes that second and fourth.
+  template <typename F>
+  static MAC_INLINE F turned_step(const A<F>& a, const B<F>& b, F sum) {
+    const F product = kept<F>(Ops<F>::high_sum(b.tops, a.high, b.full, a.low), b);
+    return Ops<F>::fma(product, Ops<F>::flushed(a.power, b.power), sum);
   }
   template <typename F>
   static MAC_INLINE F multiply(const A<F>& a, const B<F>& b) {

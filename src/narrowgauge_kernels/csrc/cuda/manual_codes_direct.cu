@@ -1,4 +1,4 @@
-// unverified: CUDA kernels of 8-bit products by a lookup each on any GPU | compiled for each capability and run on emulated threads, no GPU at hand | on a GPU host: nox -s gpu
+// unverified: CUDA kernels of 8-bit products by a lookup each on Volta, Turing, Ampere, Ada, Jetson | compiled for each, run on Hopper only | on such a card: nox -s gpu
 // Launchers of products by a lookup each, and what launchers ask a device. No torch header.
 #include "manual_codes_direct.cuh"
 

@@ -1,4 +1,4 @@
-// unverified: CUDA kernels of 8-bit products by table on any GPU | compiled for each capability and run on emulated threads, no GPU at hand | on a GPU host: nox -s gpu
+// unverified: CUDA kernels of 8-bit products by table on Volta, Turing, Ampere, Ada, Jetson | compiled for each, run on Hopper only | on such a card: nox -s gpu
 // Launchers of products by table. No torch header: this file compiles for any torch.
 #include "manual_codes_table.cuh"
 

@@ -1,5 +1,4 @@
-// unverified: manual layers' CUDA kernels on a GPU | no GPU where they were written; their index logic ran on emulated threads of the CPU, and sm_90 code was read | python -m pytest -m gpu tests/kernels/test_manual_float_cuda.py; compute-sanitizer on the same; python benchmarks/kernels/manual_cuda.py
-// unverified: manual layers' CUDA kernels on Volta, Turing, Ampere, Ada, Jetson | compiled for each | on such a card: nox -s gpu
+// unverified: manual layers' CUDA kernels on Volta, Turing, Ampere, Ada, Jetson | compiled for each, run on Hopper only | on such a card: nox -s gpu
 // Launchers of the manual convolution and linear layer. No torch header: for any torch.
 #include "manual_float_launch.h"
 
