@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
@@ -64,7 +65,7 @@ def lowered(
     `calibration`: float images for 8-bit formats. Raises NotApplicableError for a network that is
     not from one tensor to one, CalibrationError without images or with ones that are not finite.
     """
-    graph = trace(model).to(device)
+    graph = trace(_copied(model, device)).to(device)
     sizes = sizes_of(graph, torch.zeros(1, *image, device=device))
     plan = lower(graph, sizes)
     stem = stem_of(plan, sizes)
@@ -76,6 +77,16 @@ def lowered(
         scales = calibrate(graph, plan, calibration, form, observer, device, leaders)
     affines = _affines(plan, modules)
     return Lowered(plan, sizes, form, modules, weights, affines, scales, stem, device)
+
+
+def _copied(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model again, its tensors on `device`: folding takes float64, which a GPU is fast at."""
+    parameters = {
+        id(each): nn.Parameter(each.detach().to(device), each.requires_grad)
+        for each in model.parameters()
+    }
+    buffers = {id(each): each.detach().to(device) for each in model.buffers()}
+    return copy.deepcopy(model, {**parameters, **buffers})
 
 
 def sizes_of(graph: fx.GraphModule, image: torch.Tensor) -> Sizes:
