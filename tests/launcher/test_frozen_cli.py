@@ -39,7 +39,11 @@ narrowgauge list --project --json
 narrowgauge multipliers
 narrowgauge multipliers analyse NAME --signed --on --executor --results --project --lab-python \
 --json
-narrowgauge multipliers list --on --executor --results --project --lab-python
+narrowgauge multipliers compare NAME OTHER --signed --on --executor --results --project \
+--lab-python --json
+narrowgauge multipliers export NAME FILE.NPY --signed --force --on --executor --results \
+--project --lab-python
+narrowgauge multipliers list --on --executor --results --project --lab-python --json
 narrowgauge multipliers show NAME --signed --on --executor --results --project --lab-python --json
 narrowgauge notebook [EXPERIMENT] --on --port --write --results --data --project
 narrowgauge placement
