@@ -18,6 +18,7 @@ from narrowgauge import statistics
 from narrowgauge.errors import UsageError
 from narrowgauge.statistics import Configuration, LogRatio
 from narrowgauge.statistics.configurations import word
+from narrowgauge.tables import markdown_line, measured_on
 from narrowgauge.units import Scale, scale_of
 from narrowgauge.view import unit_of
 from narrowgauge_contract.record import Record, load_record
@@ -128,7 +129,7 @@ def _table(lines: Mapping[str, _Line], wanted: _Wanted) -> str:
         body.append(cells)
     means = [_mean(each) for each in ([to_baseline] if baseline else []) + [to_best]]
     body.append([f"geometric mean of {len(to_best)}", *[""] * len(columns), *means])
-    marks = [_row(head), _row(["---"] * len(head)), *map(_row, body)]
+    marks = [markdown_line(head), markdown_line(["---"] * len(head)), *map(markdown_line, body)]
     return "\n".join([*marks, "", _sources(lines.values())]) + "\n"
 
 
@@ -192,17 +193,8 @@ def _mean(ratios: list[float]) -> str:
 
 def _sources(lines: Iterable[_Line]) -> str:
     records = {line.record.run_id: line.record for line in lines}
-    about: dict[str, None] = {}
-    for record in records.values():
-        inside = record.inside
-        device = (inside.accelerator or inside.cpu) if inside is not None else "unknown device"
-        torch = f", torch {inside.torch}" if inside is not None and inside.torch else ""
-        about[f"{device}{torch}"] = None
+    about = dict.fromkeys(map(measured_on, records.values()))
     return (
         f"{'; '.join(about)}. Medians over the valid repeats; each ratio from one run's rows "
         f"alone. Records: {', '.join(f'`{name}`' for name in sorted(records))}."
     )
-
-
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -16,7 +16,7 @@ from narrowgauge.errors import UsageError
 from narrowgauge.ladder import climbs_of, ladder_markdown
 from narrowgauge.matrix import matrix_markdown
 from narrowgauge.noise import Floors
-from narrowgauge.tables import markdown_table
+from narrowgauge.tables import markdown_table, measured_on
 from narrowgauge_contract.codec import dumps
 from narrowgauge_contract.outcome import Metric
 from narrowgauge_contract.record import Record, load_record
@@ -133,11 +133,8 @@ def _ladder(record: Record, name: str, floors: Floors) -> str:
 
 
 def _source(record: Record) -> str:
-    inside = record.inside
-    device = (inside.accelerator or inside.cpu) if inside is not None else "unknown device"
-    torch = f", torch {inside.torch}" if inside is not None and inside.torch else ""
     note = "median over the valid repeats (least to most)"
-    return f"\n{record.profile} on {device}{torch}; {note}; record `{record.run_id}`.\n"
+    return f"\n{record.profile} on {measured_on(record)}; {note}; record `{record.run_id}`.\n"
 
 
 def update_page(folder: Path, *, check: bool, say: Callable[[str], None]) -> None:

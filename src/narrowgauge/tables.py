@@ -19,7 +19,9 @@ from narrowgauge_contract.figures import median
 from narrowgauge_contract.record import Record
 
 __all__ = [
+    "markdown_line",
     "markdown_table",
+    "measured_on",
     "noise_floor_markdown",
     "noise_floor_table",
     "rows_table",
@@ -134,12 +136,12 @@ def noise_floor_markdown(record: Record) -> str:
     """The same for people: a line per workload, a column per size."""
     sizes = [f"{side} and {side}" for side in _SIDES]
     head = ["workload", "processes", *sizes]
-    lines = [_markdown_line(head), _markdown_line(["---"] * len(head))]
+    lines = [markdown_line(head), markdown_line(["---"] * len(head))]
     notes: list[str] = []
     for label, figures in workloads_of(record):
         effects = [statistics.least_detectable_effect(figures, side, side) for side in _SIDES]
         cells = ["–" if each.least is None else percent(each.least) for each in effects]
-        lines.append(_markdown_line([label, str(len(figures)), *cells]))
+        lines.append(markdown_line([label, str(len(figures)), *cells]))
         reasons = dict.fromkeys(each.reason for each in effects if each.reason)
         notes += [f"{label}: {reason}" for reason in reasons]
     about = f"{MEANING}, between so many and so many processes"
@@ -162,7 +164,7 @@ def markdown_table(record: Record, floors: Floors, metrics: Sequence[str] = ()) 
         baseline = None
     head += [f"{baseline.heading} (95 %)", "detectable"] if baseline is not None else []
     head += ["valid repeats"]
-    lines = [_markdown_line(head), _markdown_line(["---"] * len(head))]
+    lines = [markdown_line(head), markdown_line(["---"] * len(head))]
     for each in found:
         cells = [str(_cell(each.parameters[name])) for name in names]
         cells += [_spread(each.figures(name), scale) for name, scale in scales.items()]
@@ -172,7 +174,7 @@ def markdown_table(record: Record, floors: Floors, metrics: Sequence[str] = ()) 
             bounds = f" ({interval.low:.4g} to {interval.high:.4g})" if interval else ""
             known = ratio.value is not None
             cells += [f"{ratio.ratio:.4g}{bounds}" if known else "–", detectable.text or "–"]
-        lines.append(_markdown_line([*cells, f"{len(each.valid)}/{len(each.rows)}"]))
+        lines.append(markdown_line([*cells, f"{len(each.valid)}/{len(each.rows)}"]))
     note = baseline.note() if baseline is not None else ""
     return "\n".join([*lines, *(["", note] if note else [])]) + "\n"
 
@@ -213,5 +215,14 @@ def _csv(table: Table) -> str:
     return stream.getvalue()
 
 
-def _markdown_line(cells: Iterable[str]) -> str:
+def markdown_line(cells: Iterable[str]) -> str:
+    """One line of a table in Markdown."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def measured_on(record: Record) -> str:
+    """`NVIDIA H200, torch 2.11.0`: the device and the torch of a record."""
+    inside = record.inside
+    device = (inside.accelerator or inside.cpu) if inside is not None else "unknown device"
+    torch = f", torch {inside.torch}" if inside is not None and inside.torch else ""
+    return f"{device}{torch}"
