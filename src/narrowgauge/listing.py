@@ -36,14 +36,17 @@ def print_listing(
     """Two tables for people."""
     from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     console = Console(highlight=False)
-    columns = ("experiment", "what", "smoke", "short", "paper", "targets")
+    # A name is there to be typed, so it is never cut.
+    columns = (Column("experiment", no_wrap=True), "what", "smoke", "short", "paper", "targets")
     table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     for spec in specs:
         costs = [_cost(spec.profiles[name]) for name in ("smoke", "short", "paper")]
-        table.add_row(spec.id, spec.title, *costs, ", ".join(working_targets(spec, targets)))
+        working = working_targets(spec, targets)
+        where = "all" if set(working) == set(targets) else ", ".join(working)
+        table.add_row(spec.id, spec.title, *costs, where)
     console.print(table)
     choices = "|".join(PROFILE_PARAMETER.choices)
     console.print(f"\nevery experiment takes -p {PROFILE_PARAMETER.name}={choices}")
