@@ -1,0 +1,298 @@
+"""Takes the reference records of a GPU host: a list of jobs, over all its GPUs, resumable.
+
+    python3 benchmarks/reference/take.py LIST… --out DIR [--gpus 0,1] [--limit SECONDS]
+                                              [--only WORD,…] [--data DIR] [--pack FILE]
+
+For hosts without Docker, and for those that are lent in short slices: what is complete is not done
+again, and what was cut off goes on (`python3 -m narrowgauge_lab run --resume`), row by row. Each
+GPU is a lane with its share of the cores; a lane takes the next job of the list when it is free.
+
+A list is a TOML file of `[[job]]` tables, each with a unique `name` and either `experiment` (with
+`profile`, and `parameters` as `-p` takes them) or `command`, a list of words. `env` sets variables,
+`alone = true` waits until every other lane has ended, and the others wait for it: for what measures
+the CPU or the bus too.
+
+Each job has a folder DIR/NAME: the run (events, record), `log.txt`, and `ended.json` once it is
+through. The exit code is that of the worst job: 0, or 1 where one failed, or 3 where the time was
+not enough for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python before 3.11
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+#: What a job is given to end in order once the time is up, before it is killed.
+GRACE_S = 20.0
+#: No job begins with less time than this left.
+LEAST_S = 30.0
+ENDED = "ended.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One line of a list: an experiment's run, or a command."""
+
+    name: str
+    experiment: str = ""
+    profile: str = "short"
+    parameters: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    alone: bool = False
+
+
+class ListError(Exception):
+    """A list that cannot be read."""
+
+
+def load_jobs(paths: Sequence[Path]) -> list[Job]:
+    """The jobs of all lists, in order. Raises ListError: unknown keys, names used twice."""
+    jobs: list[Job] = []
+    known = {field.name for field in dataclasses.fields(Job)}
+    for path in paths:
+        with path.open("rb") as file:
+            tables = tomllib.load(file).get("job", [])
+        for number, table in enumerate(tables, start=1):
+            place = f"{path} job {number}"
+            unknown = sorted(set(table) - known)
+            if unknown:
+                raise ListError(f"{place} has the unknown key '{unknown[0]}'")
+            job = _job(table, place)
+            if job.name in {earlier.name for earlier in jobs}:
+                raise ListError(f"{place}: the name '{job.name}' is used twice")
+            jobs.append(job)
+    if not jobs:
+        raise ListError(f"no [[job]] in {', '.join(map(str, paths))}")
+    return jobs
+
+
+def _job(table: dict[str, Any], place: str) -> Job:
+    name = table.get("name", "")
+    if not name or set(name) - set("abcdefghijklmnopqrstuvwxyz0123456789-_."):
+        raise ListError(f"{place} needs a name of a-z, 0-9, '-', '_' and '.', not '{name}'")
+    if bool(table.get("experiment")) == bool(table.get("command")):
+        raise ListError(f"{place} needs either 'experiment' or 'command'")
+    return Job(
+        name=name,
+        experiment=table.get("experiment", ""),
+        profile=table.get("profile", "short"),
+        parameters=tuple(f"{key}={value}" for key, value in table.get("parameters", {}).items()),
+        command=tuple(table.get("command", ())),
+        env=tuple(sorted((key, str(value)) for key, value in table.get("env", {}).items())),
+        alone=bool(table.get("alone", False)),
+    )
+
+
+def words(job: Job, folder: Path, data: Path | None) -> list[str]:
+    """The command of a job; one that was begun is resumed."""
+    if job.command:
+        return [sys.executable if word == "python" else word for word in job.command]
+    given = [sys.executable, "-m", "narrowgauge_lab", "run", job.experiment]
+    given += ["--profile", job.profile, "--out", str(folder)]
+    for parameter in job.parameters:
+        given += ["-p", parameter]
+    if data is not None:
+        given += ["--data", str(data)]
+    if (folder / "job.json").is_file():
+        given.append("--resume")
+    return given
+
+
+class Queue:
+    """Jobs in order; what is alone has the host to itself. Safe between threads."""
+
+    def __init__(self, jobs: Sequence[Job], options: argparse.Namespace) -> None:
+        self._jobs = list(jobs)
+        self._options = options
+        self._running = 0
+        self._alone = False
+        self._changed = threading.Condition()
+
+    def take(self) -> Job | None:
+        """The next job, once it may begin; None when none is left, or no time."""
+        with self._changed:
+            while True:
+                if not self._jobs or time.monotonic() > self._options.until - LEAST_S:
+                    return None
+                if not self._alone and not (self._jobs[0].alone and self._running):
+                    job = self._jobs.pop(0)
+                    self._running += 1
+                    self._alone = job.alone
+                    return job
+                self._changed.wait(timeout=1.0)
+
+    def give_back(self) -> None:
+        """A job has ended."""
+        with self._changed:
+            self._running -= 1
+            self._alone = False
+            self._changed.notify_all()
+
+    @property
+    def left(self) -> int:
+        """How many jobs nobody has taken."""
+        return len(self._jobs)
+
+
+def lane(
+    queue: Queue,
+    gpu: str,
+    cores: Sequence[int],
+    options: argparse.Namespace,
+    codes: dict[str, int | None],
+) -> None:
+    """Take jobs for one GPU until none is left."""
+    while True:
+        job = queue.take()
+        if job is None:
+            return
+        try:
+            codes[job.name] = run_job(job, gpu, cores, options)
+        finally:
+            queue.give_back()
+
+
+def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespace) -> int | None:
+    """Run one job to its end or the limit; its exit code, None where the time was up."""
+    folder = options.out / job.name
+    folder.mkdir(parents=True, exist_ok=True)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
+    if gpu:
+        env["CUDA_VISIBLE_DEVICES"] = gpu
+    env.update(job.env)
+    env["OUT"] = str(folder)
+    begin = time.monotonic()
+    with (folder / "log.txt").open("ab") as log:
+        child = subprocess.Popen(
+            words(job, folder, options.data), cwd=ROOT, env=env, stdout=log, stderr=log,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        _pin(child.pid, cores if not job.alone else ())
+        code = _wait(child, options)
+    seconds = time.monotonic() - begin
+    if code is not None:
+        body = {"exit_code": code, "seconds": round(seconds, 1), "gpu": gpu}
+        (folder / ENDED).write_text(json.dumps(body) + "\n")
+    print(f"{job.name:40} {'cut off' if code is None else code:>7} {seconds:7.1f} s", flush=True)
+    return code
+
+
+def _pin(pid: int, cores: Sequence[int]) -> None:
+    if cores:
+        try:
+            os.sched_setaffinity(pid, cores)
+        except ProcessLookupError:  # it has ended already
+            pass
+
+
+def _wait(child: subprocess.Popen, options: argparse.Namespace) -> int | None:
+    # In small steps: an interrupt brings `until` forward.
+    while time.monotonic() < options.until:
+        try:
+            return child.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            continue
+    os.killpg(child.pid, signal.SIGINT)
+    try:
+        child.wait(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    return None
+
+
+def pack(out: Path, file: Path) -> None:
+    """All that a reader needs of `out`, as one compressed archive: records, ends, logs' ends."""
+    with tarfile.open(file, "w:gz") as archive:
+        for path in sorted(out.rglob("*")):
+            if not path.is_file() or path == file:
+                continue
+            if path.name in ("record.json", "job.json", ENDED) or path.suffix in (".csv", ".txt"):
+                body = path.read_bytes()
+                member = tarfile.TarInfo(str(path.relative_to(out)))
+                # Of a log, its end says how it ended.
+                body = body[-200_000:] if path.suffix == ".txt" else body
+                member.size = len(body)
+                archive.addfile(member, io.BytesIO(body))
+
+
+def share_cores(lanes: int) -> list[list[int]]:
+    """This process's cores, in equal runs of neighbours, one for each lane."""
+    cores = sorted(os.sched_getaffinity(0))
+    each = max(1, len(cores) // lanes)
+    return [cores[i * each : (i + 1) * each] or cores for i in range(lanes)]
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("lists", nargs="+", type=Path, metavar="LIST")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--gpus", default="0", help="which, with commas; empty: CPU only")
+    parser.add_argument("--limit", type=float, default=float("inf"), metavar="SECONDS")
+    parser.add_argument("--only", default="", metavar="WORD,…", help="jobs whose name has one")
+    parser.add_argument("--data", type=Path, metavar="DIR")
+    parser.add_argument("--pack", type=Path, metavar="FILE", help="records in one archive")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the lists; see the module."""
+    options = _options(arguments)
+    options.out = options.out.absolute()
+    options.until = time.monotonic() + options.limit
+    try:
+        jobs = load_jobs(options.lists)
+    except (ListError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    only = [word for word in options.only.split(",") if word]
+    jobs = [job for job in jobs if not only or any(word in job.name for word in only)]
+    due = [job for job in jobs if not (options.out / job.name / ENDED).is_file()]
+    print(f"{len(due)} of {len(jobs)} jobs to do", flush=True)
+    queue = Queue(due, options)
+    codes: dict[str, int | None] = {}
+    gpus = options.gpus.split(",")
+    threads = [
+        threading.Thread(target=lane, args=(queue, gpus[i], cores, options, codes))
+        for i, cores in enumerate(share_cores(len(gpus)))
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        options.until = time.monotonic()
+        for thread in threads:
+            thread.join()
+    if options.pack:
+        pack(options.out, options.pack)
+    if queue.left or None in codes.values():
+        print(f"time is up: {queue.left} not begun; the same command goes on", flush=True)
+        return 3
+    return 1 if any(codes.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

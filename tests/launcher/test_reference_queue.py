@@ -1,0 +1,134 @@
+"""benchmarks/reference/take.py: lists, lanes, limits, resuming. Needs neither a GPU nor torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import tarfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from narrowgauge_contract.job import parse_overrides, resolve
+from narrowgauge_contract.spec import load_spec
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks" / "reference"
+
+
+@pytest.fixture(scope="module")
+def take() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("reference_take", FOLDER / "take.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_list(path: Path, jobs: dict[str, str], alone: str = "") -> Path:
+    tables = []
+    for name, code in jobs.items():
+        tables.append(f"[[job]]\nname = {json.dumps(name)}\n")
+        tables.append(f'command = ["python", "-c", {json.dumps(code)}]\n')
+        tables.append("alone = true\n" if name == alone else "")
+    path.write_text("".join(tables))
+    return path
+
+
+def ended(out: Path, name: str) -> dict[str, object]:
+    body: dict[str, object] = json.loads((out / name / "ended.json").read_text())
+    return body
+
+
+def test_runs_each_job_once_in_its_own_folder(take: ModuleType, tmp_path: Path) -> None:
+    mark = "import os, pathlib; p = pathlib.Path(os.environ['OUT'], 'mark'); "
+    mark += "p.write_text(p.read_text() + 'x' if p.exists() else 'x')"
+    jobs = write_list(tmp_path / "jobs.toml", {"a": mark, "b": mark, "c": mark})
+    words = [str(jobs), "--out", str(tmp_path / "out"), "--gpus", "0,1"]
+    assert take.main(words) == 0
+    assert take.main(words) == 0
+    assert [(tmp_path / "out" / name / "mark").read_text() for name in "abc"] == ["x"] * 3
+    assert {ended(tmp_path / "out", name)["gpu"] for name in "abc"} <= {"0", "1"}
+
+
+def test_a_failure_is_the_exit_code_and_the_rest_goes_on(take: ModuleType, tmp_path: Path) -> None:
+    jobs = write_list(tmp_path / "jobs.toml", {"bad": "raise SystemExit(3)", "good": "print(7)"})
+    assert take.main([str(jobs), "--out", str(tmp_path / "out")]) == 1
+    assert ended(tmp_path / "out", "bad")["exit_code"] == 3
+    assert (tmp_path / "out/good/log.txt").read_text() == "7\n"
+
+
+def test_what_is_cut_off_has_not_ended(
+    take: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(take, "LEAST_S", 0.0)
+    jobs = write_list(tmp_path / "jobs.toml", {"long": "import time; time.sleep(60)", "next": ""})
+    out = tmp_path / "out"
+    assert take.main([str(jobs), "--out", str(out), "--limit", "1.5"]) == 3
+    assert "KeyboardInterrupt" in (out / "long/log.txt").read_text()
+    assert not list(out.rglob("ended.json"))
+
+
+def test_what_is_alone_overlaps_with_nothing(take: ModuleType, tmp_path: Path) -> None:
+    stamp = "import os, time; a = time.time(); time.sleep(0.3); open(os.environ['OUT'] + '/t', 'w')"
+    stamp += ".write(f'{a} {time.time()}')"
+    names = ["a", "b", "alone", "c", "d"]
+    jobs = write_list(tmp_path / "jobs.toml", dict.fromkeys(names, stamp), alone="alone")
+    assert take.main([str(jobs), "--out", str(tmp_path / "out"), "--gpus", "0,1"]) == 0
+    times = {n: [float(t) for t in (tmp_path / "out" / n / "t").read_text().split()] for n in names}
+    begin, end = times.pop("alone")
+    assert all(t[1] <= begin or t[0] >= end for t in times.values())
+
+
+def test_packs_what_a_reader_needs(take: ModuleType, tmp_path: Path) -> None:
+    code = "import os; open(os.environ['OUT'] + '/record.json', 'w').write('{}')"
+    code += "; open(os.environ['OUT'] + '/weights.pt', 'w').write('large')"
+    jobs = write_list(tmp_path / "jobs.toml", {"a": code})
+    words = [str(jobs), "--out", str(tmp_path / "out"), "--pack", str(tmp_path / "p.tar.gz")]
+    assert take.main(words) == 0
+    with tarfile.open(tmp_path / "p.tar.gz") as archive:
+        assert set(archive.getnames()) == {"a/record.json", "a/ended.json", "a/log.txt"}
+
+
+def test_a_run_that_was_begun_is_resumed(take: ModuleType, tmp_path: Path) -> None:
+    job = take.Job(name="a", experiment="mnist", parameters=("epochs=1",))
+    assert "--resume" not in take.words(job, tmp_path, None)
+    (tmp_path / "job.json").write_text("{}")
+    words = take.words(job, tmp_path, Path("/data"))
+    assert words[-3:] == ["--data", "/data", "--resume"]
+    assert words[words.index("-p") + 1] == "epochs=1"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no [[job]]"),
+        ('[[job]]\nname = "a"\n', "either 'experiment' or 'command'"),
+        ('[[job]]\nname = "../a"\ncommand = ["x"]\n', "needs a name"),
+        ('[[job]]\nname = "a"\ncommand = ["x"]\ncomand = 1\n', "unknown key 'comand'"),
+        ('[[job]]\nname = "a"\ncommand = ["x"]\n' * 2, "used twice"),
+        ("[[job", ""),
+    ],
+)
+def test_a_bad_list_is_refused(
+    take: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, why: str
+) -> None:
+    (tmp_path / "jobs.toml").write_text(text)
+    assert take.main([str(tmp_path / "jobs.toml"), "--out", str(tmp_path / "out")]) == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted((FOLDER / "lists").glob("*.toml")), ids=lambda p: p.stem)
+def test_the_lists_ask_for_what_there_is(take: ModuleType, path: Path) -> None:
+    for job in take.load_jobs([path]):
+        if job.experiment:
+            spec = load_spec(ROOT / "experiments" / job.experiment / "experiment.toml")
+            chosen = parse_overrides(spec, job.parameters)
+            where = {"target": "native", "seed": 0, "run_id": "r"}
+            assert resolve(spec, chosen, profile=job.profile, **where).rows
+        for word in job.command:
+            assert not word.endswith(".py") or (ROOT / word).is_file(), word
