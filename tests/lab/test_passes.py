@@ -92,6 +92,19 @@ def test_int8_sums_are_exact(product: str, case: Case) -> None:
         assert bool(((each.double() - exact[name]).abs() <= 3e-7 * largest).all()), name
 
 
+@pytest.mark.parametrize("depth", [8, 64, 100, 1000])
+def test_one_row_may_have_any_stride(depth: int) -> None:
+    """What a turned column has: torch's own product takes it for the distance of rows."""
+    if product_of("int8", CPU) != "torch._int_mm":
+        pytest.skip("this torch has no such product here")
+    column = torch.randint(-128, 128, (depth, 1), dtype=torch.int8)
+    assert column.t().is_contiguous()
+
+    found = matrix.MULTIPLY["torch._int_mm"](column.t(), column)
+
+    assert int(found) == int((column.long() ** 2).sum())
+
+
 @pytest.mark.parametrize("product", ["float64", "torch._int_mm"])
 def test_sums_that_int32_does_not_hold_are_split(product: str) -> None:
     """140,000 · 127² > 2^31, as a batch of 112 × 112 pixels and more reaches it."""

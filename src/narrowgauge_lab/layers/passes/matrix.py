@@ -182,7 +182,10 @@ def _by_int_mm(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def _int_mm(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if one.device.type != "cuda":
-        return torch.ops.aten._int_mm(one.contiguous(), other)
+        # One row counts as contiguous whatever its stride is, and torch 2.13 hands that stride on:
+        # some processors' kernels then read what is not there.
+        left = one.clone(memory_format=torch.contiguous_format) if len(one) == 1 else one
+        return torch.ops.aten._int_mm(left.contiguous(), other)
     rows, columns = one.shape[0], other.shape[1]
     left, right = _whole(one, least=_LEAST_ROWS), _whole(other.t(), least=_STEP)
     return torch.ops.aten._int_mm(left, right.t())[:rows, :columns]
