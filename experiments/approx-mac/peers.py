@@ -7,6 +7,7 @@
 | `lowered` | torch's convolution without cuDNN or oneDNN: im2col and a product, so no Winograd   |
 | `int_mm`  | torch._int_mm, the vendor's exact 8-bit product, on windows unfolded beforehand     |
 | `untiled` | a kernel of the original's design (`untiled`)                                       |
+| `torchapprox`, `adapt` | published kernels, where the user has placed them (`published`)        |
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import torch
 from torch.nn import functional
 
 from narrowgauge_contract.errors import NotApplicableError
+from narrowgauge_kernels.codes import CodeMac, linear_codes_ref
 
+from . import published
 from .operands import Operands
 from .subject import Call, Subject
 from .untiled import unfolded, untiled_codes, untiled_float
@@ -27,7 +30,8 @@ from .untiled import unfolded, untiled_codes, untiled_float
 __all__ = ["PEERS", "Peer", "peers_of"]
 
 #: In the order of a record.
-PEERS = ("exact", "torch", "lowered", "int_mm", "untiled")
+LIBRARIES = ("exact", "torch", "lowered", "int_mm")
+PEERS = (*LIBRARIES, "untiled", "torchapprox", "adapt")
 #: torch._int_mm takes sizes of these multiples on a GPU, and more rows than this.
 _MULTIPLE, _LEAST_ROWS = 8, 17
 
@@ -44,16 +48,18 @@ class Peer:
 
 
 def peers_of(subject: Subject, asked: str) -> Tuple[List[Peer], Dict[str, str]]:
-    """Those that a layer has here, and why it lacks the others. `asked`: `none`, `libraries` (all
-    but the untiled one) or `all`."""
+    """Those that a layer has here, and why it lacks the others. `asked`: `none`, `libraries` (no
+    other design of the same thing) or `all`."""
     makers: Dict[str, Callable[[Subject], Peer]] = {
         "exact": _exact,
         "torch": _torch,
         "lowered": _lowered,
         "int_mm": _int_mm,
         "untiled": _untiled,
+        "torchapprox": _torchapprox,
+        "adapt": _adapt,
     }
-    wanted = {"none": (), "libraries": PEERS[:-1], "all": PEERS}[asked]
+    wanted = {"none": (), "libraries": LIBRARIES, "all": PEERS}[asked]
     found, missing = [], {}
     for name in wanted:
         try:
@@ -120,13 +126,7 @@ def _int_mm(subject: Subject) -> Peer:
     rows = _signed(unfolded(operands).flatten(0, 1), operands.x.dtype)
     weights = _signed(operands.weight.reshape(len(operands.weight), -1), operands.weight.dtype)
     left, turned = _filled(rows, _LEAST_ROWS), _filled(weights, 1).t()
-    every = operands.results // len(operands.sample.positions)
-    at = sorted({*range(0, operands.results, max(1, every)), operands.results - 1})
-    filters = list(operands.sample.filters)
-
-    def sampled(result: torch.Tensor) -> torch.Tensor:
-        return result[at].cpu()[:, filters]
-
+    at, filters = _rows_at(operands), list(operands.sample.filters)
     wanted = rows[at].cpu().double() @ weights[filters].cpu().double().t()
 
     def call() -> torch.Tensor:
@@ -138,7 +138,18 @@ def _int_mm(subject: Subject) -> Peer:
         raise NotApplicableError(
             "torch._int_mm does not take this product", why=str(error).splitlines()[0]
         ) from error
-    return Peer("int_mm", call, sampled, wanted.long())
+    return Peer("int_mm", call, _sampled_rows(operands), wanted.long())
+
+
+def _rows_at(operands: Operands) -> List[int]:
+    """Rows that are looked at of a product of unfolded windows."""
+    every = operands.results // len(operands.sample.positions)
+    return sorted({*range(0, operands.results, max(1, every)), operands.results - 1})
+
+
+def _sampled_rows(operands: Operands) -> Callable[[torch.Tensor], torch.Tensor]:
+    at, filters = _rows_at(operands), list(operands.sample.filters)
+    return lambda result: result[at].cpu()[:, filters]
 
 
 def _signed(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -161,6 +172,26 @@ def _untiled(subject: Subject) -> Peer:
     assert subject.table is not None
     call = untiled_codes(subject.operands, subject.table)
     return Peer("untiled", call, subject.operands.sample.of, subject.wanted)
+
+
+def _torchapprox(subject: Subject) -> Peer:
+    table, operands = _table(subject), subject.operands
+    call = published.torchapprox(operands, table)
+    rows = unfolded(operands).flatten(0, 1)[_rows_at(operands)].to(operands.x.dtype).cpu()
+    weights = operands.weight.reshape(len(operands.weight), -1)[list(operands.sample.filters)].cpu()
+    mac = CodeMac("lut8x8", table, rows.dtype == torch.int8, weights.dtype == torch.int8)
+    return Peer("torchapprox", call, _sampled_rows(operands), linear_codes_ref(rows, weights, mac))
+
+
+def _adapt(subject: Subject) -> Peer:
+    call = published.adapt(subject.operands, _table(subject))
+    return Peer("adapt", call, subject.operands.sample.of, subject.wanted)
+
+
+def _table(subject: Subject) -> torch.Tensor:
+    if subject.table is None:
+        raise NotApplicableError("the operands are no 8-bit codes")
+    return subject.table
 
 
 def _peer(name: str, subject: Subject, call: Call) -> Peer:

@@ -58,7 +58,7 @@ def test_a_float_policy_beside_torch_and_the_original(tmp_path: Path) -> None:
     assert layer["macs"] == 2 * 64 * 10 * 100
     assert 0 < layer["error"] < 1e-5
     assert layer["looked_at"] == "16 of 128 pixels or rows, 10 of 10 filters"
-    assert set(layer["peers_missing"]) == {"int_mm"}
+    assert set(layer["peers_missing"]) == {"int_mm", "torchapprox", "adapt"}
     assert row.facts["layers_beside"] == {
         "cost_over_exact": 1, "times_torch": 1, "times_lowered": 1, "times_untiled": 1,
     }  # fmt: skip
@@ -93,7 +93,7 @@ def test_a_policy_of_codes_by_each_kernel(
     assert choice["proof"]["proved"] is (path != "table")
     (layer,) = row.facts["layers"]
     assert layer["error"] == 0.0
-    missing = set() if INT_MM else {"int_mm"}
+    missing = {"torchapprox", "adapt"} if INT_MM else {"int_mm", "torchapprox", "adapt"}
     assert set(layer["peers_missing"]) == missing | ({"exact"} if path == "exact" else set())
     beside = set(row.facts["layers_beside"])
     assert {"times_torch", "times_lowered", "times_untiled"} <= beside
@@ -173,7 +173,7 @@ def test_every_kernel_and_peer_computes_the_layer(
 
     assert (right, said) == (True, [])
     assert (error == 0.0) is subject.codes
-    lacking = {"lowered"} if shape.linear else set()
+    lacking = {"torchapprox", "adapt", *(["lowered"] if shape.linear else [])}
     lacking |= {"exact"} if path == "exact" else set()
     assert set(missing) == lacking | ({"int_mm"} if not subject.codes or not INT_MM else set())
 
