@@ -2,9 +2,11 @@
 # Makes what the container tests build on where no image registry can be reached:
 #   scripts/standin.sh base TARGET DIR IMAGE      a base for TARGET, in the engine
 #   scripts/standin.sh wheels TARGET DIR PYTHON   every wheel of its lock, and torch, in DIR
+#   scripts/standin.sh objects TARGET DIR IMAGE   kernels compiled here below DIR, for image builds
 # cpu: Debian 12 with its Python 3.11. desktop: the same with Python 3.8 before it (PYTHON38 names
 # one of this host). jetson: Debian 11 for arm64 with torch 1.8.0, by emulation; takes minutes.
-# What is there already is kept. `base` needs root for debootstrap, and for jetson a PYTHON with pip.
+# What is there already is kept. Compiled files go by their content, compiler and flags, so a build
+# takes only those that it would have made. `base` needs root for debootstrap, and for jetson a PYTHON with pip.
 set -euo pipefail
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -136,8 +138,23 @@ make_wheels() {
     cp "$lock" "$folder/complete-$torch"
 }
 
+#: The cache of compiled files that images/*/Dockerfile build with, filled from a build of this host.
+fill_objects() {
+    local folder=$1 image=$2 context
+    context=$(mktemp -d "${TMPDIR:-/tmp}/narrowgauge-objects.XXXXXX")
+    # shellcheck disable=SC2064 # the folder is known now
+    trap "rm -rf '$context'" EXIT
+    find "$folder" -name '*.o' -exec cp -f {} "$context" \;
+    cat >"$context/Dockerfile" <<EOF
+FROM $image
+RUN --mount=type=bind,target=/from --mount=type=cache,id=narrowgauge-objects,target=/objects \\
+    cp -n /from/*.o /objects/
+EOF
+    build --no-cache "$context"
+}
+
 usage() {
-    sed -n '2,7p' "$0" >&2
+    sed -n '2,9p' "$0" >&2
     exit 2
 }
 
@@ -148,5 +165,6 @@ esac
 case $1 in
 base) make_base "$2" "$3" "$4" ;;
 wheels) make_wheels "$2" "$3" "$4" ;;
+objects) fill_objects "$3" "$4" ;;
 *) usage ;;
 esac

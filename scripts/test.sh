@@ -71,13 +71,23 @@ run_tests() {
         --junitxml="$reports/$lane.xml" ${words[@]+"${words[@]}"} "$@"
 }
 
-#: lab_lane NAME PYTHON [WORD...]: kernels once, then what runs inside images.
-lab_lane() {
+#: build_kernels PYTHON: what knows nothing of torch is compiled for one torch and taken by others.
+build_kernels() {
+    local objects
+    objects=$(PYTHONPATH=src "$1" -c 'import torch
+from narrowgauge_kernels.sources import default_directory
+print(default_directory(torch.__version__))')/objects || return 1
+    mkdir -p "$objects"
+    find src/narrowgauge_kernels/build -name '*.o' -exec cp -n {} "$objects" \; 2>/dev/null
+    PYTHONPATH=src "$1" -m narrowgauge_kernels.build
+}
+
+#: lab_tests NAME PYTHON [WORD...]: what runs inside images.
+lab_tests() {
     local name=$1 python=$2
     shift 2
-    stage "$name-kernels" env PYTHONPATH=src "$python" -m narrowgauge_kernels.build &&
-        stage "$name-tests" run_tests "$name" "$python" \
-            tests/contract tests/datasets tests/kernels tests/lab tests/experiments "$@"
+    stage "$name-tests" run_tests "$name" "$python" \
+        tests/contract tests/datasets tests/kernels tests/lab tests/experiments "$@"
 }
 
 #: Compiles device code for the capabilities that newer toolkits have dropped; needs no GPU.
@@ -108,11 +118,25 @@ await() {
     return "$(cat "$logs/$1.code")"
 }
 
-#: The two lab environments, one after the other: the old one is still being downloaded at first.
+#: Kernels of both environments; image builds then find most of them compiled.
+kernels_track() {
+    stage lab311-kernels build_kernels "$state/lab311/bin/python" || return 1
+    await lab38-install && stage lab38-kernels build_kernels "$state/lab38/bin/python" || return 1
+    if [ -n "$docker" ]; then
+        await base && stage objects scripts/standin.sh objects cpu \
+            src/narrowgauge_kernels/build "$NARROWGAUGE_TEST_BASE" || return 1
+    fi
+}
+
+#: The two lab environments, one after the other.
 lab_track() {
     local code=0
-    { stage lab311-install new_environment "$new_python" &&
-        lab_lane lab311 "$state/lab311/bin/python"; } || code=1
+    if ! { stage lab311-install new_environment "$new_python" && kernels_track; }; then
+        # Whoever awaits it would wait for ever.
+        [ -f "$logs/objects.code" ] || printf 1 >"$logs/objects.code"
+        return 1
+    fi
+    lab_tests lab311 "$state/lab311/bin/python" || code=1
     # Device code knows nothing of Python or torch: one environment compiles it.
     local without=(--ignore=tests/kernels/test_device_code.py
         --ignore=tests/kernels/test_manual_float_emulation.py
@@ -121,7 +145,7 @@ lab_track() {
     [ -n "$slow" ] || without+=(--ignore-glob='*/test_manual*' --ignore-glob='*/test_multiplier*'
         --ignore=tests/kernels/test_codes.py --ignore=tests/kernels/test_mac.py
         --ignore=tests/kernels/test_custom.py)
-    { await lab38-install && lab_lane lab38 "$state/lab38/bin/python" "${without[@]}"; } || code=1
+    lab_tests lab38 "$state/lab38/bin/python" "${without[@]}" || code=1
     return $code
 }
 
@@ -141,7 +165,7 @@ host_track() {
     stage host-tests run_tests host "$state/host/bin/python" \
         tests/architecture tests/datasets tests/images tests/launcher || code=1
     if [ -n "$docker" ]; then
-        { await base && await wheels-desktop && stage container-tests run_tests containers "$state/host/bin/python" \
+        { await base && await wheels-desktop && await objects && stage container-tests run_tests containers "$state/host/bin/python" \
             tests/e2e; } || code=1
     fi
     return $code

@@ -45,13 +45,15 @@ __all__ = ["Request", "build", "main"]
 @dataclasses.dataclass(frozen=True)
 class Request:
     """What to build: `cuda` is `none`, `auto` or capabilities, `out` None the default directory,
-    `jobs` 0 one per core."""
+    `jobs` 0 one per core. `objects`: where compiled files are kept for other builds too, of any
+    torch; None: beside the libraries, and only those that are used."""
 
     python: str = sys.executable
     cuda: str = "none"
     out: Optional[Path] = None
     compiler: str = "g++"
     jobs: int = 0
+    objects: Optional[Path] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +76,7 @@ def build(request: Request, say: Callable[[str], None] = print) -> Path:
     started = time.monotonic()
     try:
         with _locked(directory):
-            changed = _build_locked(directory, tools, request.jobs or os.cpu_count() or 1, say)
+            changed = _build_locked(directory, tools, request, say)
     except OSError as error:
         raise _disk_error(error, directory) from error
     verdict = f"built in {time.monotonic() - started:.1f} s" if changed else "up to date"
@@ -102,9 +104,12 @@ def _toolset(request: Request) -> _Toolset:
     return _Toolset(facts, cxx, nvcc, architectures)
 
 
-def _build_locked(directory: Path, tools: _Toolset, jobs: int, say: Callable[[str], None]) -> bool:
+def _build_locked(
+    directory: Path, tools: _Toolset, request: Request, say: Callable[[str], None]
+) -> bool:
     plan = units(CSRC, tools.facts, tools.architectures)
-    objects, changed = _compile(directory / "objects", plan, tools, jobs, say)
+    kept = request.objects or directory / "objects"
+    objects, changed = _compile(kept, plan, tools, request.jobs or os.cpu_count() or 1, say)
     record = _record(plan, objects, tools)
     record_path = directory / "build.json"
     wanted = {unit.library for unit in plan}
@@ -122,7 +127,8 @@ def _build_locked(directory: Path, tools: _Toolset, jobs: int, say: Callable[[st
         made = [objects[unit] for unit in plan if unit.library is library]
         _link(directory / library_name(library), library, made, tools)
     _write_atomic(record_path, json.dumps(record, indent=2, sort_keys=True) + "\n")
-    _prune(directory / "objects", objects.values())
+    if request.objects is None:
+        _prune(kept, objects.values())
     return True
 
 
@@ -133,7 +139,7 @@ def _compile(
     jobs: int,
     say: Callable[[str], None],
 ) -> Tuple[Dict[Unit, Path], bool]:
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     headers = header_hash(CSRC)
     objects = {
         unit: directory / f"{unit.source.stem}.{_key(unit, headers, tools)}.o" for unit in plan
@@ -194,7 +200,9 @@ def _link_end(library: Library, tools: _Toolset) -> List[str]:
 def _key(unit: Unit, headers: str, tools: _Toolset) -> str:
     compilers = [tools.cxx.version, tools.nvcc.version if tools.nvcc else ""]
     torch = [tools.facts.version, str(tools.facts.cuda)] if unit.uses_torch else []
-    parts = [unit.source.read_text(encoding="utf-8"), headers, *unit.flags, *compilers, *torch]
+    source = unit.source.read_text(encoding="utf-8")
+    # Compilers for another processor say the same of their version.
+    parts = [tools.facts.machine, source, headers, *unit.flags, *compilers, *torch]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -283,8 +291,16 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--out", metavar="DIR", type=Path, help="default: beside the sources")
     parser.add_argument("--compiler", metavar="CXX", default="g++", help="default: g++")
     parser.add_argument("--jobs", metavar="N", type=int, default=0, help="default: one per core")
+    parser.add_argument(
+        "--objects",
+        metavar="DIR",
+        type=Path,
+        help="keep compiled files here, shared with other builds (default: beside the libraries)",
+    )
     chosen = parser.parse_args(arguments)
-    request = Request(chosen.torch, chosen.cuda, chosen.out, chosen.compiler, chosen.jobs)
+    request = Request(
+        chosen.torch, chosen.cuda, chosen.out, chosen.compiler, chosen.jobs, chosen.objects
+    )
     try:
         build(request)
     except KernelsError as error:

@@ -201,6 +201,18 @@ class TestBuild:
         assert (copy / "narrowgauge_cpu.so").is_file()
         assert not [line for line in said if line.startswith("compile")]
 
+    def test_files_kept_for_all_builds_are_not_compiled_again_nor_removed(self, copy, tmp_path):
+        """As images keep them from one build to the next."""
+        kept = copy / "objects"
+        (kept / "of-another-torch.0123456789abcdef.o").write_bytes(b"")
+        before = sorted(kept.iterdir())
+        said = []
+        build(Request(out=tmp_path / "another", objects=kept), said.append)
+        assert (tmp_path / "another" / "narrowgauge_cpu.so").is_file()
+        assert not [line for line in said if line.startswith("compile")]
+        assert sorted(kept.iterdir()) == before
+        assert not (tmp_path / "another" / "objects").exists()
+
     def test_a_library_no_longer_asked_for_is_removed(self, edit):
         """Its description must not contradict the directory."""
         directory = edit(cuda_architectures=["8.6"])
