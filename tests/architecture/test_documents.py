@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from narrowgauge.cli.app import build_app
 from narrowgauge.targets import TARGETS_FILE, load_targets
 from narrowgauge.unverified import find_markers, main, render
 from narrowgauge_contract.errors import UsageError
@@ -32,11 +34,8 @@ def test_every_command_of_the_readme_exists() -> None:
     groups = {"data", "weights", "images"}
     for words in sorted(names):
         path = words[:2] if words[0] in groups else words[:1]
-        done = subprocess.run(
-            [sys.executable, "-m", "narrowgauge", *path, "--help"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"narrowgauge {' '.join(path)}: {done.stderr}"
+        done = CliRunner().invoke(build_app(), [*path, "--help"])
+        assert done.exit_code == 0, f"narrowgauge {' '.join(path)}: {done.output}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
