@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any, Dict, Tuple
 
 from torch import nn
@@ -21,7 +22,7 @@ from narrowgauge_lab.networks.cifar import ResNet
 from narrowgauge_lab.optim import SGD
 from narrowgauge_lab.precision import Mode
 from narrowgauge_lab.schedule import MultiStep, milestones
-from narrowgauge_lab.shared_weights import trained_weights
+from narrowgauge_lab.shared_weights import asked_file, trained_weights
 
 from .times import record_step_times
 
@@ -46,7 +47,8 @@ def run(ctx: RowContext) -> None:
         recipe = _recipe(ctx.parameters, "epochs", "lr", "auto")
         training.train(stage, model, training_set, test_set, classes, recipe)
 
-    if not trained_weights(ctx, exact, ctx.parameters["weights"], train):
+    asked = asked_file(ctx.parameters["weights"], Path(__file__).parent)
+    if not trained_weights(ctx, exact, asked, train):
         return
     accuracy = _accuracy(ctx, exact, test_set, mode)
     ctx.metric("accuracy_exact", accuracy, unit="%", source="computed")

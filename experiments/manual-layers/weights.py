@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Sequence
+from typing import Optional, Sequence
 
 from torch import nn
 
@@ -14,7 +14,7 @@ from narrowgauge_lab.augment import Feed
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.optim import SGD
 from narrowgauge_lab.schedule import MultiStep
-from narrowgauge_lab.shared_weights import trained_weights
+from narrowgauge_lab.shared_weights import asked_file, trained_weights
 
 __all__ = ["FOLDER", "file_sha256", "give_weights"]
 
@@ -46,11 +46,8 @@ def give_weights(
 def file_sha256(ctx: RowContext) -> str:
     """Of the file of weights that the row asks for; empty where it asks for none."""
     asked = _asked(ctx)
-    return sha256_file(Path(asked)) if asked else ""
+    return sha256_file(asked) if asked else ""
 
 
-def _asked(ctx: RowContext) -> str:
-    asked = str(ctx.parameters["weights"])
-    if asked and (FOLDER / asked).is_file():
-        return str(FOLDER / asked)
-    return str(Path(asked).expanduser()) if asked else ""
+def _asked(ctx: RowContext) -> Optional[Path]:
+    return asked_file(str(ctx.parameters["weights"]), FOLDER)

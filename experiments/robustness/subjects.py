@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Dict, Tuple
 
 import torch
@@ -21,7 +22,7 @@ from narrowgauge_lab.layers.manual.quantise import Scales, calibrated
 from narrowgauge_lab.networks.manual_mnist import ManualNet
 from narrowgauge_lab.optim import SGD
 from narrowgauge_lab.schedule import MultiStep, milestones
-from narrowgauge_lab.shared_weights import trained_weights
+from narrowgauge_lab.shared_weights import asked_file, trained_weights
 
 __all__ = ["EXACT", "Normalised", "Subjects", "approximate", "exact_network", "feeds"]
 
@@ -90,7 +91,8 @@ def exact_network(
         )
         training.train(stage, model, training_set, test_set, classes, recipe)
 
-    there = trained_weights(ctx, net, parameters["weights"], train)
+    asked = asked_file(parameters["weights"], Path(__file__).parent)
+    there = trained_weights(ctx, net, asked, train)
     return Normalised(net).eval(), there
 
 

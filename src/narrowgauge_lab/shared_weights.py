@@ -8,7 +8,7 @@ folder.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 from torch import nn
@@ -18,30 +18,41 @@ from narrowgauge_lab import checkpoint, torch_compat
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.errors import DataCorruptError, DataUnavailableError
 
-__all__ = ["load_weights", "trained_weights"]
+__all__ = ["asked_file", "load_weights", "trained_weights"]
 
 #: What metrics and facts of the training begin with.
 _STAGE = "exact"
 
 
+def asked_file(name: str, folder: Path) -> Optional[Path]:
+    """The file that a parameter names; None where it names none.
+
+    It is looked for in `folder`, the experiment's, first: a container sees no others.
+    """
+    if not name:
+        return None
+    inside = folder / name
+    return inside if inside.is_file() else Path(name).expanduser()
+
+
 def trained_weights(
     ctx: RowContext,
     model: nn.Module,
-    asked: str,
+    asked: Optional[Path],
     train: Callable[[RowContext, nn.Module], None],
     label: str = "",
 ) -> bool:
     """Give `model`, which is on `ctx.device`, its weights, and put it into eval mode. False where
     training diverged: the row is INVALID, and nothing is left for others.
 
-    `asked`: the file of a state dict, or empty. `train(stage, model)` trains it, by parameters that
+    `asked`: the file of a state dict, or None. `train(stage, model)` trains it, by parameters that
     all rows of a run have alike; what it records begins with `exact_`. `label`: what tells networks
     apart where rows of one run have several. Facts `weights_from` and `weights_sha256` say which
     weights these are. Raises what `load_weights` and `train` raise.
     """
-    path = Path(asked).expanduser() if asked else ctx.out / f"weights-{label}{ctx.seed}.pt"
+    path = asked or ctx.out / f"weights-{label}{ctx.seed}.pt"
     source = f"the file {path.name}" if asked else "an earlier row of this run"
-    if not asked and not path.is_file():
+    if asked is None and not path.is_file():
         source = "trained in this row"
         stage = ctx.for_stage(_STAGE)
         train(stage, model)
