@@ -13,6 +13,8 @@ from typing import Any, BinaryIO, Callable, ContextManager, Dict, Iterator, List
 
 import torch
 
+from narrowgauge_lab import safe_pickle
+
 __all__ = [
     "allow_tf32",
     "autocast",
@@ -326,10 +328,9 @@ def generator_for(device: torch.device, seed: int) -> torch.Generator:
 
 
 def load_state(stream: BinaryIO) -> Any:
-    """`torch.load` onto the CPU; only tensors and plain containers where torch can insist on it."""
-    if torch_version() >= (1, 13):
-        return torch.load(stream, map_location="cpu", weights_only=True)
-    return torch.load(stream, map_location="cpu")
+    """`torch.load` onto the CPU of tensors and plain containers; it runs nothing a file says."""
+    own = {"weights_only": True} if torch_version() >= (1, 13) else {"pickle_module": safe_pickle}
+    return torch.load(stream, map_location="cpu", **own)
 
 
 def capturing() -> bool:

@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from narrowgauge_contract.errors import UnknownNameError
 from narrowgauge_lab.networks import (
+    EARLY_STRIDE,
     NETWORKS,
     NOTES,
     TINY,
@@ -38,7 +39,7 @@ def test_the_notes_have_21_networks_in_their_order() -> None:
     assert len(NOTES) == 21
     assert NOTES[:4] == ("alexnet", "squeezenet1_0", "squeezenet1_1", "resnet18")
     assert NOTES[-2:] == ("vgg19_bn", "mobilenet_v2")
-    assert set(NETWORKS) == {*NOTES, *TINY, "resnet50-v1"}
+    assert set(NETWORKS) == {*NOTES, *TINY, *EARLY_STRIDE}
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -28,6 +28,9 @@ narrowgauge data pack SET --max --out --data
 narrowgauge data unpack PART --data
 narrowgauge data verify [SET] --data --repair --json
 narrowgauge doctor --explain --on --project --json
+narrowgauge image-bin
+narrowgauge image-bin pack PICTURE --out --order --preprocessing --fit --force
+narrowgauge image-bin unpack FILE.BIN --out --order --preprocessing
 narrowgauge images
 narrowgauge images build TARGET --base --wheels --no-cache --frozen --project
 narrowgauge images load FILE --project
@@ -35,6 +38,11 @@ narrowgauge images lock [TARGET] --packages --project
 narrowgauge images render --check --project
 narrowgauge images save TARGET --out --project
 narrowgauge images verify TARGET --project
+narrowgauge kernels
+narrowgauge kernels generate SHAPE --tile --arch --precision --accumulation --granularity --layout \
+--path --bias --relu-output --on --executor --results --project --lab-python
+narrowgauge kernels tune SHAPE|NETWORK --batch --seconds --precision --accumulation --granularity \
+--layout --path --bias --relu-output --on --executor --results --project --lab-python --json
 narrowgauge list --project --json
 narrowgauge multipliers
 narrowgauge multipliers analyse NAME --signed --on --executor --results --project --lab-python \

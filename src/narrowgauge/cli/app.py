@@ -32,6 +32,8 @@ MODULES = {
     "narrowgauge.cli.notebook": ("notebook",),
     "narrowgauge.cli.placement": ("placement",),
     "narrowgauge.cli.multipliers": ("multipliers",),
+    "narrowgauge.cli.image_bin": ("image-bin",),
+    "narrowgauge.cli.kernels": ("kernels",),
 }
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from narrowgauge_lab import torch_compat
-from narrowgauge_lab.errors import DataCorruptError, DataUnavailableError
+from narrowgauge_lab.networks.state_files import load_state_file
 
 __all__ = ["ManualNet", "load_pth"]
 
@@ -45,42 +43,4 @@ def load_pth(model: nn.Module, path: Path) -> None:
     Raises DataUnavailableError where there is no such file, DataCorruptError where it holds
     something else; then the model is as it was.
     """
-    try:
-        with path.open("rb") as stream:
-            found: Any = torch_compat.load_state(stream)
-    except OSError as error:
-        raise DataUnavailableError(
-            f"no weights in {path}",
-            why=error.strerror or str(error),
-            next_step="give the path of a .pth file, such as pytorch_mnist.pth",
-        ) from error
-    except Exception as error:  # torch's unpickling raises of everything
-        raise _corrupt(path, f"torch does not read it: {error!r}") from error
-    model.load_state_dict(_checked(path, found, model.state_dict()))
-
-
-def _checked(path: Path, found: Any, wanted: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
-    if not isinstance(found, dict):
-        raise _corrupt(path, f"it holds a {type(found).__name__}, not a state dict")
-    if set(found) != set(wanted):
-        differing = ", ".join(sorted(map(str, set(found) ^ set(wanted))))
-        raise _corrupt(path, f"its names are not the network's: {differing}")
-    for name, tensor in wanted.items():
-        other = found[name]
-        if not isinstance(other, torch.Tensor):
-            raise _corrupt(path, f"{name} is a {type(other).__name__}")
-        if other.shape != tensor.shape or other.dtype != tensor.dtype:
-            raise _corrupt(
-                path,
-                f"{name} is {other.dtype} {list(other.shape)}, not {tensor.dtype} "
-                f"{list(tensor.shape)}",
-            )
-    return found
-
-
-def _corrupt(path: Path, why: str) -> DataCorruptError:
-    return DataCorruptError(
-        f"{path} does not hold this network's weights",
-        why=why.splitlines()[0],
-        next_step="give a .pth file of the original's mnist_train.py",
-    )
+    load_state_file(model, path)

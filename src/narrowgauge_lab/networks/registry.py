@@ -17,7 +17,7 @@ from narrowgauge_lab.networks.resnet import BasicBlock, Bottleneck, EarlyBottlen
 from narrowgauge_lab.networks.squeezenet import SQUEEZENET_1_0, SQUEEZENET_1_1, SqueezeNet
 from narrowgauge_lab.networks.vgg import VGG
 
-__all__ = ["NETWORKS", "NOTES", "TINY", "Network", "build", "network"]
+__all__ = ["EARLY_STRIDE", "NETWORKS", "NOTES", "TINY", "Network", "build", "network"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,14 +105,22 @@ def _tiny() -> Dict[str, Network]:
 NOTES: Tuple[str, ...] = tuple(_all())
 #: Small ones for tests.
 TINY: Tuple[str, ...] = tuple(_tiny())
-#: Every network by name. `resnet50-v1` is there because weights are obtainable for it.
-NETWORKS: Dict[str, Network] = {
-    **_all(),
-    "resnet50-v1": Network(
-        "resnet50-v1", functools.partial(ResNet, (3, 4, 6, 3), block=EarlyBottleneck)
-    ),
-    **_tiny(),
-}
+#: With the stride on the first 1×1 convolution of a block, as in Keras and in the paper on sparse
+#: convolution: all of their 3×3 ones have stride 1. Weights are obtainable for `resnet50-v1`.
+EARLY_STRIDE: Tuple[str, ...] = ("resnet50-v1", "resnet101-v1", "resnet152-v1")
+
+
+def _early() -> Dict[str, Network]:
+    return {
+        name: Network(
+            name, functools.partial(ResNet, _RESNETS[name[: -len("-v1")]][1], block=EarlyBottleneck)
+        )
+        for name in EARLY_STRIDE
+    }
+
+
+#: Every network by name.
+NETWORKS: Dict[str, Network] = {**_all(), **_early(), **_tiny()}
 
 
 def network(name: str) -> Network:

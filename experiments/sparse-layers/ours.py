@@ -1,0 +1,147 @@
+"""Our convolution that skips zeros, as a row wants it; its ReLU is part of it,
+and so is the making of its lists."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import Any, Callable, Dict, List, Tuple
+
+import torch
+
+from narrowgauge_contract.errors import NotApplicableError, SkippedError
+from narrowgauge_kernels.sparse.errors import SparseArgumentError
+from narrowgauge_lab.layers.sparse import SparseConv2d
+from narrowgauge_lab.measure import TimingPlan, measure_time
+from narrowgauge_lab.networks.layer_shapes import LayerShape
+
+from .maps import Layer
+
+__all__ = ["DTYPES", "GRANULARITIES", "Call", "Ours", "ours_of", "sparse_layer"]
+
+Call = Callable[[], torch.Tensor]
+
+#: Of the tensors, by precision.
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
+#: The values of the parameter `granularity`. auto: on a GPU the faster of those that there are.
+GRANULARITIES = ("auto", "element", "tensor-core")
+#: How the kernels of one layer are told apart; the fastest is measured again beside its peers.
+_LOOK = TimingPlan(least_samples=5, limit_s=0.05, warm_up_limit_s=0.05, hide_launches=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ours:
+    """`call` gives [B, N, H', W'] on the device; `about`: which kernel it is, for a record."""
+
+    call: Call
+    about: Dict[str, Any]
+
+
+def ours_of(
+    layer: Layer, device: torch.device, precision: str, granularity: str, tune_s: float
+) -> Ours:
+    """Raises SkippedError where there is no such kernel here."""
+    if device.type != "cuda":
+        return _cpu(layer, precision, granularity)
+    return _cuda(layer, device, precision, granularity, tune_s)
+
+
+def _cpu(layer: Layer, precision: str, granularity: str) -> Ours:
+    if precision != "fp32" or granularity == "tensor-core":
+        raise SkippedError(
+            f"on a CPU there is no sparse convolution in {precision} by {granularity}",
+            why="its kernel skips single zeros, in float32",
+            next_step="-p precision=fp32 -p granularity=element",
+        )
+    module = sparse_layer(layer.shape, layer.weight, "sparse")
+    try:
+        module.choose(layer.x)
+    except NotApplicableError as error:
+        raise SkippedError(error.what, why=error.why, next_step=error.next_step) from error
+    about = {"kernel": "cpu", "granularity": "element", "threads": torch.get_num_threads()}
+    return Ours(lambda: module(layer.x), about)
+
+
+def sparse_layer(shape: LayerShape, weight: torch.Tensor, backend: str) -> SparseConv2d:
+    """The layer that holds ReLU and convolution, eval mode, where and as `weight` is."""
+    module = SparseConv2d(
+        shape.channels, shape.filters, shape.kernel, shape.stride, shape.padding, bias=False,
+        relu_input=True, backend=backend,
+    ).to(device=weight.device, dtype=weight.dtype)  # fmt: skip
+    with torch.no_grad():
+        module.weight.copy_(weight)
+    module.requires_grad_(False)
+    return module.eval()
+
+
+def _cuda(
+    layer: Layer, device: torch.device, precision: str, granularity: str, tune_s: float
+) -> Ours:
+    # unverified: generated sparse kernels on a GPU | no GPU here | run sparse-layers on one
+    # Loaded here: it looks for the CUDA driver and for a compiler.
+    from narrowgauge_kernels.sparse.launching import Convolution
+    from narrowgauge_kernels.sparse.shapes import Shape
+
+    sizes = layer.shape
+    shape = Shape(
+        len(layer.x), sizes.channels, sizes.size, sizes.size, sizes.filters, sizes.kernel,
+        sizes.stride, sizes.padding,
+    )  # fmt: skip
+    x = layer.x.to(device=device, dtype=DTYPES[precision])
+    weight = layer.weight.to(device=device, dtype=DTYPES[precision])
+    variants = _variants(precision, granularity)
+    trials: List[Tuple[float, Call, Dict[str, Any]]] = []
+    tried: Dict[str, str] = {}
+    for variant in variants:
+        try:
+            tile = _tile(shape, variant, device, tune_s / len(variants))
+            convolution = Convolution(shape, tile, variant)
+            call = _call(convolution, x, weight)
+            seconds = statistics.median(measure_time(call, device, _LOOK).seconds)
+        except SparseArgumentError as error:
+            tried[variant.text()] = str(error).splitlines()[0]
+            continue
+        tried[variant.text()] = f"{tile.text()}, {seconds * 1e6:.2f} µs"
+        about = {"kernel": variant.text(), "granularity": variant.granularity, "tile": tile.text()}
+        trials.append((seconds, call, about))
+    if not trials:
+        raise SkippedError(f"no sparse kernel does {shape.text()}", why=str(tried))
+    _, call, about = min(trials, key=lambda each: each[0])
+    return Ours(call, {**about, "tried": tried})
+
+
+def _call(convolution: Any, x: torch.Tensor, weight: torch.Tensor) -> Call:
+    """The map in the kernel's own order of memory: nobody's rearranging is in a time."""
+    if convolution.variant.layout == "nhwc":
+        x = x.contiguous(memory_format=torch.channels_last)
+    return lambda: convolution(x, weight)
+
+
+def _variants(precision: str, granularity: str) -> List[Any]:
+    """The kernels of a precision. Raises SkippedError where there is none of this granularity."""
+    from narrowgauge_kernels.sparse.shapes import ELEMENT, TENSOR_CORE, Variant
+
+    made = []
+    if precision != "tf32" and granularity in ("auto", ELEMENT):
+        made += [Variant(precision, path=path) for path in ("fused", "lists")]
+    if precision != "fp32" and granularity in ("auto", TENSOR_CORE):
+        made += [
+            Variant(precision, granularity=TENSOR_CORE, layout=layout)
+            for layout in ("nchw", "nhwc")
+        ]
+    if not made:
+        raise SkippedError(
+            f"there is no {granularity} kernel in {precision}",
+            why="tensor cores have no strict float32, and CUDA cores no tf32",
+        )
+    return made
+
+
+def _tile(shape: Any, variant: Any, device: torch.device, seconds: float) -> Any:
+    """The stored one; else the fastest of a search of so many seconds; else the estimated one."""
+    from narrowgauge_kernels.sparse import tuning
+
+    stored = tuning.stored_tile(shape, variant, tuning.device_identity(device))
+    if stored is None and seconds > 0:
+        return tuning.tune(shape, variant, device, seconds).trials[0].tile
+    return stored or tuning.best_tile(shape, variant, device)

@@ -1,0 +1,150 @@
+// Of every generated kernel: numbers, places, and how partial sums become the result. Behind the
+// constants that the generator writes. C++14, no toolkit header.
+
+#ifndef NARROWGAUGE_EMULATED_THREADS
+extern __shared__ __align__(16) unsigned char shared_bytes[];
+
+__device__ __forceinline__ unsigned char* shared_memory() { return shared_bytes; }
+
+__device__ __forceinline__ float half_to_float(unsigned short bits) {
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(bits));
+  return wide;
+}
+
+__device__ __forceinline__ unsigned short float_to_half(float value) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+// Past the first-level cache, which does not see what other blocks wrote.
+__device__ __forceinline__ float load_shared_by_blocks(const float* from) {
+  float value;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
+  return value;
+}
+#endif
+
+__device__ __forceinline__ float widen(float value) { return value; }
+__device__ __forceinline__ float widen(unsigned short bits) { return half_to_float(bits); }
+__device__ __forceinline__ void narrow(float value, float* to) { *to = value; }
+__device__ __forceinline__ void narrow(float value, unsigned short* to) {
+  *to = float_to_half(value);
+}
+
+// NaN compares false, so that it is kept by both.
+__device__ __forceinline__ bool is_kept(float value) {
+  return kReluInput ? !(value <= 0.0f) : !(value == 0.0f);
+}
+
+struct Cell {
+  int image;
+  int tile_row;
+  int tile_column;
+  int first_filter;
+  int number;
+};
+
+__device__ __forceinline__ Cell cell_of(int number) {
+  const int tile = number / kFilterBlocks % kTiles;
+  return {number / kFilterBlocks / kTiles, tile / kTilesAcross, tile % kTilesAcross,
+          number % kFilterBlocks * kBlockFilters, number};
+}
+
+// Element of x, at a row and column of the map that may be outside; -1 there.
+__device__ __forceinline__ int offset_in_map(int row, int column) {
+  const bool inside = row >= 0 && row < kHeight && column >= 0 && column < kWidth;
+  return inside ? row * kRowStride + column * kColumnStride : -1;
+}
+
+__device__ __forceinline__ const Element* image_of(const Element* x, int image) {
+  return x + static_cast<long long>(image) * kChannels * kHeight * kWidth;
+}
+
+// One output from its whole sum, where the tile is not past the edge.
+__device__ __forceinline__ void write_output(const Element* bias, Element* y, const Cell& cell,
+                                             int place, int filter, float sum) {
+  const int row = cell.tile_row * kTileRows + place / kTileColumns;
+  const int column = cell.tile_column * kTileColumns + place % kTileColumns;
+  const int own = cell.first_filter + filter;
+  if (row >= kOutHeight || column >= kOutWidth || own >= kFilters) {
+    return;
+  }
+  float value = kBias ? sum + widen(bias[own]) : sum;
+  if (kReluOutput && value <= 0.0f) {
+    value = 0.0f;
+  }
+  const int within = kChannelsLast ? (row * kOutWidth + column) * kFilters + own
+                                   : (own * kOutHeight + row) * kOutWidth + column;
+  const long long image = static_cast<long long>(cell.image) * kFilters * kOutHeight * kOutWidth;
+  narrow(value, y + image + within);
+}
+
+// A block's sum of one output: the result where no other block has a share, else a partial sum.
+__device__ __forceinline__ void put(const Element* bias, Element* y, float* partial,
+                                    const Cell& cell, int slice, int place, int filter, float sum) {
+  if (kSlices == 1) {
+    write_output(bias, y, cell, place, filter, sum);
+    return;
+  }
+  const long long at = static_cast<long long>(cell.number) * kCellFloats + place * kBlockFilters +
+                       filter;
+  if (kAtomic) {
+    atomicAdd(partial + at, sum);
+  } else {
+    partial[static_cast<long long>(slice) * kCells * kCellFloats + at] = sum;
+  }
+}
+
+// In the order of the slices, whatever the order of the blocks was.
+__device__ __forceinline__ float total_of(float* partial, long long at) {
+  if (kAtomic) {
+    const float sum = load_shared_by_blocks(partial + at);
+    partial[at] = 0.0f;  // for the next launch: there is no memset
+    return sum;
+  }
+  float sum = 0.0f;
+#pragma unroll 8
+  for (int slice = 0; slice < kSlices; ++slice) {
+    sum += load_shared_by_blocks(partial + static_cast<long long>(slice) * kCells * kCellFloats +
+                                 at);
+  }
+  return sum;
+}
+
+// The block that comes last to a cell adds up all. Tickets are zero before and after.
+__device__ __forceinline__ void finish(const Element* bias, Element* y, float* partial,
+                                       unsigned int* tickets, const Cell& cell) {
+  if (kSlices == 1 || kFinishByLaunch) {
+    return;
+  }
+  __shared__ int is_last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    is_last = atomicAdd(tickets + cell.number, 1u) == static_cast<unsigned int>(kSlices) - 1u;
+    if (is_last) {
+      tickets[cell.number] = 0u;
+    }
+  }
+  __syncthreads();
+  if (!is_last) {
+    return;
+  }
+  __threadfence();
+  const long long base = static_cast<long long>(cell.number) * kCellFloats;
+  for (int i = static_cast<int>(threadIdx.x); i < kCellFloats; i += kThreads) {
+    write_output(bias, y, cell, i / kBlockFilters, i % kBlockFilters, total_of(partial, base + i));
+  }
+}
+
+// The same, as a launch of its own: a thread for each output.
+__device__ __forceinline__ void reduce(const Element* bias, Element* y, float* partial) {
+  const long long at = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (at < static_cast<long long>(kCells) * kCellFloats) {
+    const int within = static_cast<int>(at % kCellFloats);
+    write_output(bias, y, cell_of(static_cast<int>(at / kCellFloats)), within / kBlockFilters,
+                 within % kBlockFilters, total_of(partial, at));
+  }
+}

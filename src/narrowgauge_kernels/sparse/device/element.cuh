@@ -1,0 +1,268 @@
+// Zeros skipped one by one: lists of a window's other values, each multiplied by all filters, one
+// filter a thread, into sums in registers. `multiply_entry` and `multiply_window` are generated: a
+// register must be named when the code is made, so each place of the window has its own case.
+
+struct __align__(8) Entry {
+  float value;
+  int place;
+};
+
+constexpr int kWindow = kWindowRows * kWindowColumns;
+constexpr int kWarps = kThreads / 32;
+
+__device__ __forceinline__ void load_weights(float (&taps)[kTaps], const Element* weight,
+                                             int channel, int filter) {
+  const bool inside = channel < kChannels && filter < kFilters;
+#pragma unroll
+  for (int tap = 0; tap < kTaps; ++tap) {
+    taps[tap] = inside ? widen(weight[(channel * kTaps + tap) * kFilters + filter]) : 0.0f;
+  }
+}
+
+// Where no output sees a place, as between the steps of a stride, its value is not kept.
+__device__ __forceinline__ bool is_seen(int row, int column) {
+  return row % kStride < kKernel && column % kStride < kKernel;
+}
+
+// Each warp's channels of the block's slice, compacted in the order of their places.
+__device__ __forceinline__ void make_lists(const Element* image, const Cell& cell,
+                                           int first_channel, Entry* entries, int* lengths) {
+  constexpr int kChunks = (kWindow + 31) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int top = cell.tile_row * kTileRows * kStride - kPadding;
+  const int left = cell.tile_column * kTileColumns * kStride - kPadding;
+  int offsets[kChunks];
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    const int place = chunk * 32 + lane;
+    const int row = place / kWindowColumns;
+    const int column = place % kWindowColumns;
+    const bool used = place < kWindow && is_seen(row, column);
+    offsets[chunk] = used ? offset_in_map(top + row, left + column) : -1;
+  }
+#pragma unroll 2
+  for (int c = static_cast<int>(threadIdx.x) / 32; c < kSliceChannels; c += kWarps) {
+    const int channel = first_channel + c;
+    const Element* plane = image + static_cast<long long>(channel) * kChannelStride;
+    float values[kChunks];
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const bool inside = offsets[chunk] >= 0 && channel < kChannels;
+      values[chunk] = inside ? widen(plane[offsets[chunk]]) : 0.0f;
+    }
+    int length = 0;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const bool kept = is_kept(values[chunk]);
+      const unsigned int mask = __ballot_sync(0xffffffffu, kept);
+      if (kept) {
+        const int at = length + __popc(mask & ((1u << lane) - 1u));
+        entries[c * kWindow + at] = {values[chunk], chunk * 32 + lane};
+      }
+      length += __popc(mask);
+    }
+    if (lane == 0) {
+      lengths[c] = length;
+    }
+  }
+}
+
+// A producer's lists of this tile and slice.
+__device__ __forceinline__ void load_lists(const Cell& cell, int first_channel,
+                                           const Entry* all_entries, const int* all_lengths,
+                                           Entry* entries, int* lengths) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int tile = cell.tile_row * kTilesAcross + cell.tile_column;
+  for (int c = static_cast<int>(threadIdx.x) / 32; c < kSliceChannels; c += kWarps) {
+    const int channel = first_channel + c;
+    const int list = (cell.image * kChannels + channel) * kTiles + tile;
+    const int length = channel < kChannels ? all_lengths[list] : 0;
+    for (int i = lane; i < length; i += 32) {
+      entries[c * kWindow + i] = all_entries[static_cast<long long>(list) * kWindow + i];
+    }
+    if (lane == 0) {
+      lengths[c] = length;
+    }
+  }
+}
+
+// All values of the window, for the dense kernel.
+__device__ __forceinline__ void load_window(const Element* image, const Cell& cell,
+                                            int first_channel, float* values) {
+  const int top = cell.tile_row * kTileRows * kStride - kPadding;
+  const int left = cell.tile_column * kTileColumns * kStride - kPadding;
+  for (int i = static_cast<int>(threadIdx.x); i < kSliceChannels * kWindow; i += kThreads) {
+    const int channel = first_channel + i / kWindow;
+    const int offset = offset_in_map(top + i % kWindow / kWindowColumns,
+                                     left + i % kWindow % kWindowColumns);
+    float value = 0.0f;
+    if (offset >= 0 && channel < kChannels) {
+      value = widen(image[static_cast<long long>(channel) * kChannelStride + offset]);
+      value = is_kept(value) ? value : 0.0f;
+    }
+    values[i] = value;
+  }
+}
+
+// The sums of the block's groups of threads are added in the groups' order.
+__device__ __forceinline__ void put_all(const Element* bias, Element* y, float* partial,
+                                        const Cell& cell, int slice, float (&sums)[kPlaces]) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int filter = thread % kBlockFilters;
+  if (kGroups == 1) {
+#pragma unroll
+    for (int place = 0; place < kPlaces; ++place) {
+      put(bias, y, partial, cell, slice, place, filter, sums[place]);
+    }
+    return;
+  }
+  float* room = reinterpret_cast<float*>(shared_memory());
+  constexpr int kRound = kRoundPlaces * kBlockFilters;
+#pragma unroll
+  for (int first = 0; first < kPlaces; first += kRoundPlaces) {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kRoundPlaces; ++i) {
+      if (first + i < kPlaces) {
+        room[thread / kBlockFilters * kRound + i * kBlockFilters + filter] =
+            sums[first + i < kPlaces ? first + i : 0];
+      }
+    }
+    __syncthreads();
+    for (int i = thread; i < kRound; i += kThreads) {
+      if (first + i / kBlockFilters < kPlaces) {
+        float sum = room[i];
+#pragma unroll
+        for (int group = 1; group < kGroups; ++group) {
+          sum += room[group * kRound + i];
+        }
+        put(bias, y, partial, cell, slice, first + i / kBlockFilters, i % kBlockFilters, sum);
+      }
+    }
+  }
+}
+
+enum Source { kFromMap, kFromLists, kDense };
+
+template <int kSource>
+__device__ __forceinline__ void convolve(const Element* __restrict__ x,
+                                         const Element* __restrict__ weight,
+                                         const Element* __restrict__ bias, Element* y,
+                                         float* partial, unsigned int* tickets,
+                                         const Entry* __restrict__ all_entries,
+                                         const int* __restrict__ all_lengths) {
+  const Cell cell = cell_of(static_cast<int>(blockIdx.x));
+  const int slice = static_cast<int>(blockIdx.y);
+  const int first_channel = slice * kSliceChannels;
+  const int filter = cell.first_filter + static_cast<int>(threadIdx.x) % kBlockFilters;
+  const int group = static_cast<int>(threadIdx.x) / kBlockFilters;
+  Entry* entries = reinterpret_cast<Entry*>(shared_memory());
+  float* window = reinterpret_cast<float*>(shared_memory());
+  int* lengths = reinterpret_cast<int*>(entries + kSliceChannels * kWindow);
+  float next[kTaps];
+  load_weights(next, weight, first_channel + group, filter);  // under way while lists are made
+  if (kSource == kFromMap) {
+    make_lists(image_of(x, cell.image), cell, first_channel, entries, lengths);
+  } else if (kSource == kFromLists) {
+    load_lists(cell, first_channel, all_entries, all_lengths, entries, lengths);
+  } else {
+    load_window(image_of(x, cell.image), cell, first_channel, window);
+  }
+  __syncthreads();
+  float sums[kPlaces];
+#pragma unroll
+  for (int place = 0; place < kPlaces; ++place) {
+    sums[place] = 0.0f;
+  }
+  for (int c = group; c < kSliceChannels; c += kGroups) {
+    float taps[kTaps];
+#pragma unroll
+    for (int tap = 0; tap < kTaps; ++tap) {
+      taps[tap] = next[tap];
+    }
+    if (c + kGroups < kSliceChannels) {
+      load_weights(next, weight, first_channel + c + kGroups, filter);
+    }
+    if (kSource == kDense) {
+      multiply_window(window + c * kWindow, taps, sums);
+      continue;
+    }
+    const int length = lengths[c];
+    for (int i = 0; i < length; ++i) {
+      const Entry entry = entries[c * kWindow + i];
+      multiply_entry(entry.place, entry.value, taps, sums);
+    }
+  }
+  put_all(bias, y, partial, cell, slice, sums);
+  finish(bias, y, partial, tickets, cell);
+}
+
+// ReLU, the count of zeros and the lists in one pass: a warp for each image, channel and tile. The
+// count of this launch is counts[0] when it ends; counts[1] and counts[2] are zero before and after.
+__device__ __forceinline__ void produce(const Element* __restrict__ x, Entry* entries, int* lengths,
+                                        unsigned int* counts) {
+  constexpr int kHull = kHullRows * kHullColumns;
+  constexpr int kLists = kBatch * kChannels * kTiles;
+  constexpr int kWarpsHere = kProducerThreads / 32;
+  __shared__ unsigned int zeros_of_warp[kWarpsHere];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int list = static_cast<int>(blockIdx.x) * kWarpsHere + warp;
+  unsigned int zeros = 0;
+  if (list < kLists) {
+    const int tile = list % kTiles;
+    const int channel = list / kTiles % kChannels;
+    const Element* plane = image_of(x, list / kTiles / kChannels) +
+                           static_cast<long long>(channel) * kChannelStride;
+    const int tile_row = tile / kTilesAcross;
+    const int tile_column = tile % kTilesAcross;
+    int length = 0;
+    for (int first = 0; first < kHull; first += 32) {
+      // Of the tile's own part of the map, and of its window; from the tile's first element.
+      const int row = (first + lane) / kHullColumns + kHullTop;
+      const int column = (first + lane) % kHullColumns + kHullTop;
+      const int offset = first + lane < kHull
+                             ? offset_in_map(tile_row * kTileRows * kStride + row,
+                                             tile_column * kTileColumns * kStride + column)
+                             : -1;
+      const float value = offset < 0 ? 0.0f : widen(plane[offset]);
+      const bool kept = is_kept(value);
+      const bool owned = offset >= 0 && row >= 0 && column >= 0 &&
+                         (row < kTileRows * kStride || tile_row == kTilesDown - 1) &&
+                         (column < kTileColumns * kStride || tile_column == kTilesAcross - 1);
+      zeros += __popc(__ballot_sync(0xffffffffu, owned && !kept));
+      const int place_row = row + kPadding;
+      const int place_column = column + kPadding;
+      const bool listed = kept && place_row < kWindowRows && place_column < kWindowColumns &&
+                          is_seen(place_row, place_column);
+      const unsigned int mask = __ballot_sync(0xffffffffu, listed);
+      if (listed) {
+        const int at = length + __popc(mask & ((1u << lane) - 1u));
+        entries[static_cast<long long>(list) * kWindow + at] = {
+            value, place_row * kWindowColumns + place_column};
+      }
+      length += __popc(mask);
+    }
+    if (lane == 0) {
+      lengths[list] = length;
+    }
+  }
+  if (lane == 0) {
+    zeros_of_warp[warp] = zeros;
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) {
+    return;
+  }
+  unsigned int sum = 0;
+  for (int i = 0; i < kWarpsHere; ++i) {
+    sum += zeros_of_warp[i];
+  }
+  atomicAdd(counts + 1, sum);
+  __threadfence();
+  if (atomicAdd(counts + 2, 1u) == gridDim.x - 1u) {
+    __threadfence();
+    counts[0] = atomicExch(counts + 1, 0u);
+    counts[2] = 0u;
+  }
+}

@@ -1,0 +1,248 @@
+// Zeros skipped by channels of groups of 2 x 4 pixels, on tensor cores. A warp's product is filters
+// by depth times depth by 8 pixels; its depth is all pairs of a tap and a channel, less those that
+// are zero at all 8 pixels: the list of the rest is made before the product. Weights and values of
+// 32 channels are in shared memory at a time; the list gathers from there.
+
+constexpr int kChunk = 32;
+constexpr int kDepth = kTaps * kChunk;
+constexpr int kWindow = kWindowRows * kWindowColumns;
+constexpr int kWarps = kThreads / 32;
+constexpr int kStep = sizeof(Element) == 2 ? 16 : 8;     // depth of one tensor-core product
+constexpr int kMatrices = kBlockFilters / 16;            // along filters
+constexpr int kWeightRow = kBlockFilters + 8;            // elements; the pad spreads banks
+constexpr int kValueRow = kChunk + 4 / sizeof(Element);
+constexpr int kGroupsAcross = kTileColumns / 4;
+
+// Low half: the row of the weights, tap * 32 + channel. High half: where the value of the group's
+// first pixel is. Row kDepth is zeros, which fill up the last step.
+typedef unsigned int Pair;
+
+#ifndef NARROWGAUGE_EMULATED_THREADS
+// Four 8x8 matrices of 16-bit elements, whose rows each lane names one of, turned.
+__device__ __forceinline__ void load_turned(unsigned int (&words)[4], const unsigned short* row) {
+  const unsigned int at = static_cast<unsigned int>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(at));
+}
+
+__device__ __forceinline__ void multiply_half(float (&sums)[4], const unsigned int (&a)[4],
+                                              unsigned int b0, unsigned int b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void multiply_tf32(float (&sums)[4], const unsigned int (&a)[4],
+                                              unsigned int b0, unsigned int b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ float round_to_tf32(float value) {
+  unsigned int bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return __uint_as_float(bits);
+}
+#endif
+
+__device__ __forceinline__ float rounded(float value) { return round_to_tf32(value); }
+__device__ __forceinline__ unsigned short rounded(unsigned short bits) { return bits; }
+
+__device__ __forceinline__ void load_chunk(const Element* image, const Element* weight,
+                                           const Cell& cell, int first_channel, Element* weights,
+                                           Element* values) {
+  for (int i = static_cast<int>(threadIdx.x); i < kDepth * kBlockFilters; i += kThreads) {
+    const int row = i / kBlockFilters;
+    const int channel = first_channel + row % kChunk;
+    const int filter = cell.first_filter + i % kBlockFilters;
+    const bool inside = channel < kChannels && filter < kFilters;
+    weights[row * kWeightRow + i % kBlockFilters] = rounded(
+        inside ? weight[(channel * kTaps + row / kChunk) * kFilters + filter] : Element(0));
+  }
+  const int top = cell.tile_row * kTileRows * kStride - kPadding;
+  const int left = cell.tile_column * kTileColumns * kStride - kPadding;
+  for (int i = static_cast<int>(threadIdx.x); i < kWindow * kChunk; i += kThreads) {
+    // Neighbouring threads read neighbours in memory.
+    const int pixel = kChannelsLast ? i / kChunk : i % kWindow;
+    const int c = kChannelsLast ? i % kChunk : i / kWindow;
+    const int offset = offset_in_map(top + pixel / kWindowColumns, left + pixel % kWindowColumns);
+    Element value = Element(0);
+    if (offset >= 0 && first_channel + c < kChannels) {
+      value = image[static_cast<long long>(first_channel + c) * kChannelStride + offset];
+      value = is_kept(widen(value)) ? value : Element(0);
+    }
+    values[pixel * kValueRow + c] = rounded(value);
+  }
+}
+
+// A bit for each channel of a pixel that is not zero.
+__device__ __forceinline__ void make_masks(const Element* values, unsigned int* masks) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int pixel = static_cast<int>(threadIdx.x) / 32; pixel < kWindow; pixel += kWarps) {
+    const bool kept = !(widen(values[pixel * kValueRow + lane]) == 0.0f);
+    const unsigned int mask = __ballot_sync(0xffffffffu, kept);
+    if (lane == 0) {
+      masks[pixel] = mask;
+    }
+  }
+}
+
+__device__ __forceinline__ int pixel_in_window(int group, int pixel) {
+  const int row = group / kGroupsAcross * 2 + pixel / 4;
+  const int column = group % kGroupsAcross * 4 + pixel % 4;
+  return row * kStride * kWindowColumns + column * kStride;
+}
+
+__device__ __forceinline__ int tap_in_window(int tap) {
+  return tap / kKernel * kWindowColumns + tap % kKernel;
+}
+
+// The pairs of a group in order, filled up to whole steps; how many steps.
+__device__ __forceinline__ int make_pairs(int group, const unsigned int* masks, Pair* pairs) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int first = pixel_in_window(group, 0);
+  const int own = pixel_in_window(group, lane % 8);
+  int length = 0;
+  for (int some = 0; some < kTaps; some += 4) {
+    // Eight lanes a tap, one for each pixel.
+    const int tap = some + lane / 8;
+    unsigned int any = tap < kTaps ? masks[own + tap_in_window(tap)] : 0u;
+    any |= __shfl_xor_sync(0xffffffffu, any, 1);
+    any |= __shfl_xor_sync(0xffffffffu, any, 2);
+    any |= __shfl_xor_sync(0xffffffffu, any, 4);
+    for (int i = 0; i < 4; ++i) {
+      const unsigned int mask = __shfl_sync(0xffffffffu, any, i * 8);
+      if (mask >> lane & 1u) {
+        const int at = length + __popc(mask & ((1u << lane) - 1u));
+        const int value = (first + tap_in_window(some + i)) * kValueRow + lane;
+        pairs[at] = static_cast<Pair>((some + i) * kChunk + lane) |
+                    static_cast<Pair>(value) << 16;
+      }
+      length += __popc(mask);
+    }
+  }
+  const int steps = (length + kStep - 1) / kStep;
+  if (length + lane < steps * kStep) {
+    // Weights are zeros there; the value is any, and left out.
+    pairs[length + lane] = static_cast<Pair>(kDepth);
+  }
+  __syncwarp();
+  return steps;
+}
+
+__device__ __forceinline__ unsigned int value_bits(const unsigned short* values, Pair low,
+                                                   Pair high, int pixel) {
+  const unsigned int first = (low & 0xffffu) == kDepth ? 0u : values[(low >> 16) + pixel];
+  const unsigned int second = (high & 0xffffu) == kDepth ? 0u : values[(high >> 16) + pixel];
+  return first | second << 16;
+}
+
+// sums: filters by pixels, as the product's result lies in registers.
+__device__ __forceinline__ void multiply_pairs(float (&sums)[kMatrices][4], const Pair* pairs,
+                                               int steps, const unsigned short* weights,
+                                               const unsigned short* values) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int pixel = (pixel_in_window(0, lane / 4) - pixel_in_window(0, 0)) * kValueRow;
+  for (int step = 0; step < steps; ++step, pairs += kStep) {
+    const int low = lane % 4 * 2;
+    const unsigned int b0 = value_bits(values, pairs[low], pairs[low + 1], pixel);
+    const unsigned int b1 = value_bits(values, pairs[low + 8], pairs[low + 9], pixel);
+    // Lanes 0-7, 8-15, 16-23, 24-31 name the rows of: filters 0-7 and 8-15 of depth 0-7, then 8-15.
+    const int depth = static_cast<int>(pairs[lane % 8 + lane / 16 * 8] & 0xffffu);
+    const unsigned short* row = weights + depth * kWeightRow + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int matrix = 0; matrix < kMatrices; ++matrix) {
+      unsigned int a[4];
+      load_turned(a, row + matrix * 16);
+      multiply_half(sums[matrix], a, b0, b1);
+    }
+  }
+}
+
+__device__ __forceinline__ unsigned int value_bits(const float* values, Pair pair, int pixel) {
+  return (pair & 0xffffu) == kDepth ? 0u : __float_as_uint(values[(pair >> 16) + pixel]);
+}
+
+__device__ __forceinline__ void multiply_pairs(float (&sums)[kMatrices][4], const Pair* pairs,
+                                               int steps, const float* weights,
+                                               const float* values) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int pixel = (pixel_in_window(0, lane / 4) - pixel_in_window(0, 0)) * kValueRow;
+  for (int step = 0; step < steps; ++step, pairs += kStep) {
+    const Pair low = pairs[lane % 4];
+    const Pair high = pairs[lane % 4 + 4];
+    const unsigned int b0 = value_bits(values, low, pixel);
+    const unsigned int b1 = value_bits(values, high, pixel);
+    const float* low_row = weights + (low & 0xffffu) * kWeightRow + lane / 4;
+    const float* high_row = weights + (high & 0xffffu) * kWeightRow + lane / 4;
+#pragma unroll
+    for (int matrix = 0; matrix < kMatrices; ++matrix) {
+      const unsigned int a[4] = {
+          __float_as_uint(low_row[matrix * 16]), __float_as_uint(low_row[matrix * 16 + 8]),
+          __float_as_uint(high_row[matrix * 16]), __float_as_uint(high_row[matrix * 16 + 8])};
+      multiply_tf32(sums[matrix], a, b0, b1);
+    }
+  }
+}
+
+__device__ __forceinline__ void convolve(const Element* __restrict__ x,
+                                         const Element* __restrict__ weight,
+                                         const Element* __restrict__ bias, Element* y,
+                                         float* partial, unsigned int* tickets) {
+  const Cell cell = cell_of(static_cast<int>(blockIdx.x));
+  const int slice = static_cast<int>(blockIdx.y);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  Element* weights = reinterpret_cast<Element*>(shared_memory());
+  Element* values = weights + (kDepth + 1) * kWeightRow;
+  unsigned int* masks = reinterpret_cast<unsigned int*>(
+      shared_memory() + (kDepth + 1) * kWeightRow * sizeof(Element) + kValueBytes);
+  Pair* pairs = masks + kWindow + warp * (kDepth + 16);
+  for (int i = static_cast<int>(threadIdx.x); i < kWeightRow; i += kThreads) {
+    weights[kDepth * kWeightRow + i] = Element(0);
+  }
+  float sums[kGroups][kMatrices][4];
+#pragma unroll
+  for (int i = 0; i < kGroups * kMatrices * 4; ++i) {
+    sums[i / 4 / kMatrices][i / 4 % kMatrices][i % 4] = 0.0f;
+  }
+  for (int c = 0; c < kSliceChannels; c += kChunk) {
+    const int first_channel = slice * kSliceChannels + c;
+    if (first_channel >= kChannels) {
+      break;
+    }
+    __syncthreads();
+    load_chunk(image_of(x, cell.image), weight, cell, first_channel, weights, values);
+    __syncthreads();
+    make_masks(values, masks);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      const int steps = make_pairs(warp * kGroups + i, masks, pairs);
+      multiply_pairs(sums[i], pairs, steps, weights, values);
+      __syncwarp();
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+#pragma unroll
+    for (int matrix = 0; matrix < kMatrices; ++matrix) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int pixel = lane % 4 * 2 + k % 2;
+        const int group = warp * kGroups + i;
+        const int place = (group / kGroupsAcross * 2 + pixel / 4) * kTileColumns +
+                          group % kGroupsAcross * 4 + pixel % 4;
+        put(bias, y, partial, cell, slice, place, matrix * 16 + k / 2 * 8 + lane / 4,
+            sums[i][matrix][k]);
+      }
+    }
+  }
+  finish(bias, y, partial, tickets, cell);
+}

@@ -1,0 +1,262 @@
+"""Generated convolutions on torch's tensors: buffers, weights in their order, and the launches.
+
+Everything is put on the current stream and nothing is waited for or cleared, so calls can be
+captured in a CUDA graph; the first call, which compiles, loads and allocates, must come before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any, ContextManager, Dict, List, Optional, Tuple
+
+from narrowgauge_kernels.sparse.compiling import compile_source
+from narrowgauge_kernels.sparse.driver import Argument, CudaDriver, Function, Pointer
+from narrowgauge_kernels.sparse.errors import SparseArgumentError
+from narrowgauge_kernels.sparse.generate import (
+    PRODUCER_THREADS,
+    REDUCE_THREADS,
+    by_launch,
+    generate,
+)
+from narrowgauge_kernels.sparse.geometry import Geometry, derive
+from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Convolution", "CudaMachine", "Launch", "launches"]
+
+_ENTRY_WORDS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One launch: its kernel, and the names of its arguments in order."""
+
+    kernel: str
+    grid: Tuple[int, int]
+    threads: int
+    shared_bytes: int
+    arguments: Tuple[str, ...]
+
+
+def launches(shape: Shape, tile: Tile, variant: Variant, geometry: Geometry) -> Tuple[Launch, ...]:
+    """The launches of one convolution, in order."""
+    operands = ("x", "weight", "bias", "y", "partial", "tickets")
+    lists, verdict = ("entries", "lengths"), ("counts", "least")
+    found: List[Launch] = []
+    kernels = [("sparse_convolve", operands)]
+    if variant.path != "fused":
+        warps = shape.batch * shape.channels * geometry.tiles
+        blocks = -(-warps // (PRODUCER_THREADS // 32))
+        produced = ("x", *lists, "counts")
+        found.append(Launch("sparse_produce", (blocks, 1), PRODUCER_THREADS, 0, produced))
+        kernels = [("sparse_convolve", (*operands, *lists))]
+    if variant.path == "switched":
+        arguments = (*operands, *lists, *verdict)
+        kernels = [("sparse_convolve", arguments), ("dense_convolve", arguments)]
+    grid = (geometry.cells, geometry.slices)
+    for kernel, names in kernels:
+        found.append(Launch(kernel, grid, geometry.threads, geometry.shared_bytes, names))
+    if by_launch(tile, variant) and geometry.slices > 1:
+        blocks = -(-geometry.cells * geometry.cell_floats // REDUCE_THREADS)
+        found.append(Launch("sparse_reduce", (blocks, 1), REDUCE_THREADS, 0, operands[2:5]))
+    return tuple(found)
+
+
+# unverified: generated sparse convolutions on any GPU | emulated threads alone | nox -s gpu
+class CudaMachine:
+    """A CUDA device of torch's: its compiler, its driver and its current stream."""
+
+    def __init__(self) -> None:
+        self._driver = CudaDriver()
+
+    def arch(self, device: torch.device) -> str:
+        """The device's compute capability, such as `9.0`."""
+        import torch
+
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"{major}.{minor}"
+
+    def check(self, tensor: torch.Tensor) -> None:
+        """Raises SparseArgumentError where the tensor is not on such a device."""
+        if not tensor.is_cuda:
+            raise SparseArgumentError(f"x is on {tensor.device}, and must be on a CUDA device")
+
+    def guard(self, device: torch.device) -> ContextManager[Any]:
+        """Makes the device current."""
+        import torch
+
+        return torch.cuda.device(device)
+
+    def function(self, source: str, kernel: Launch, device: torch.device) -> Function:
+        """The kernel, compiled and loaded."""
+        code = compile_source(source, self.arch(device))
+        return self._driver.function(code, kernel.kernel, kernel.shared_bytes, device.index or 0)
+
+    def launch(
+        self, function: Function, kernel: Launch, device: torch.device, arguments: List[Argument]
+    ) -> None:
+        """On the current stream."""
+        import torch
+
+        stream = torch.cuda.current_stream(device).cuda_stream
+        self._driver.launch(
+            function, kernel.grid, kernel.threads, kernel.shared_bytes, stream, arguments
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def _cuda() -> CudaMachine:
+    return CudaMachine()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """What a device has for the calls to come."""
+
+    functions: Tuple[Tuple[Launch, Function], ...]
+    buffers: Dict[str, torch.Tensor]
+
+
+class Convolution:
+    """y = relu_output(conv(relu_input(x), weight) + bias), as the variant says, skipping zeros.
+
+    x [batch, channels, height, width] and y [batch, filters, out_height, out_width] are contiguous
+    in the variant's layout, float32 or (fp16) float16; weight [filters, channels, k, k] and bias
+    [filters] likewise. x in another order is copied. NaN and infinities pass through; as zeros are
+    not multiplied, an infinite weight at a zero gives no NaN. No gradient.
+
+    `crossover` is the share of zeros in x from which the path `switched` runs the sparse kernel;
+    the device counts and decides. One object serves one stream at a time: its partial sums are its
+    own. Raises SparseArgumentError, and what compiling and the driver raise.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        tile: Tile,
+        variant: Variant,
+        crossover: float = 0.0,
+        machine: Optional[CudaMachine] = None,
+    ) -> None:
+        if not 0.0 <= crossover <= 1.0:
+            raise SparseArgumentError(f"crossover is {crossover}, and must be from 0 to 1")
+        self.shape, self.tile, self.variant = shape, tile, variant
+        numel = shape.batch * shape.channels * shape.height * shape.width
+        self._least = int(-(-crossover * numel // 1))
+        self._machine = machine or _cuda()
+        self._ready: Dict[torch.device, _Ready] = {}
+        self._weight: Optional[Tuple[torch.Tensor, int, torch.Tensor]] = None
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        """The convolution, on the current stream."""
+        import torch
+
+        self._check(x, weight, bias)
+        shape = self.shape
+        memory = torch.contiguous_format
+        if self.variant.layout == "nhwc":
+            memory = torch.channels_last
+        with torch.no_grad(), self._machine.guard(x.device):
+            ready = self.prepare(x.device)
+            tensors = dict(ready.buffers)
+            tensors["x"] = x.contiguous(memory_format=memory)
+            tensors["weight"] = self._ordered(weight)
+            if bias is not None:
+                tensors["bias"] = bias.contiguous()
+            y = torch.empty(
+                (shape.batch, shape.filters, shape.out_height, shape.out_width),
+                dtype=x.dtype, device=x.device, memory_format=memory,
+            )  # fmt: skip
+            tensors["y"] = y
+            for launch, function in ready.functions:
+                arguments = [self._argument(name, tensors) for name in launch.arguments]
+                self._machine.launch(function, launch, x.device, arguments)
+        return y
+
+    def prepare(self, device: torch.device) -> _Ready:
+        """Compile, load and allocate for a device, unless that is done."""
+        if device not in self._ready:
+            arch = self._machine.arch(device)
+            geometry = derive(self.shape, self.tile, self.variant, arch)
+            source = generate(self.shape, self.tile, self.variant, arch)
+            plan = launches(self.shape, self.tile, self.variant, geometry)
+            functions = tuple((each, self._machine.function(source, each, device)) for each in plan)
+            self._ready[device] = _Ready(functions, self._allocated(geometry, device))
+        return self._ready[device]
+
+    def zeros(self, device: torch.device) -> torch.Tensor:
+        """Zeros (after ReLU, where that is part) in the last x: int32 [1] on the device, not
+        waited for. Raises SparseArgumentError on the path fused, which does not count."""
+        if self.variant.path == "fused":
+            raise SparseArgumentError("the path fused counts no zeros", next_step="path lists")
+        return self.prepare(device).buffers["counts"][:1]
+
+    def _allocated(self, geometry: Geometry, device: torch.device) -> Dict[str, torch.Tensor]:
+        """Zeros where kernels expect zeros, and leave zeros behind."""
+        import torch
+
+        words: Dict[str, int] = {}
+        if geometry.slices > 1:
+            words = {"partial": geometry.workspace_floats, "tickets": geometry.cells}
+        if self.variant.path != "fused":
+            lists = self.shape.batch * self.shape.channels * geometry.tiles
+            window = geometry.window_rows * geometry.window_columns
+            words.update(entries=lists * window * _ENTRY_WORDS, lengths=lists, counts=3)
+        return {
+            name: torch.zeros(count, dtype=torch.int32, device=device)
+            for name, count in words.items()
+        }
+
+    def _argument(self, name: str, tensors: Dict[str, torch.Tensor]) -> Argument:
+        if name == "least":
+            return self._least
+        return Pointer(tensors[name].data_ptr() if name in tensors else 0)
+
+    def _ordered(self, weight: torch.Tensor) -> torch.Tensor:
+        """[channels, k, k, filters], kept until the weight is another or has changed."""
+        inference = getattr(weight, "is_inference", None)
+        tracked = inference is None or not inference()
+        if tracked and self._weight is not None:
+            kept, version, ordered = self._weight
+            same = kept.data_ptr() == weight.data_ptr() and kept.device == weight.device
+            if same and kept.stride() == weight.stride() and version == weight._version:
+                return ordered
+        ordered = weight.detach().permute(1, 2, 3, 0).contiguous()
+        # Keeping the weight keeps its address from being another's.
+        self._weight = (weight.detach(), weight._version, ordered) if tracked else None
+        return ordered
+
+    def _check(self, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> None:
+        import torch
+
+        self._machine.check(x)
+        shape = self.shape
+        square = (shape.kernel, shape.kernel)
+        wanted = {
+            "x": (x, (shape.batch, shape.channels, shape.height, shape.width)),
+            "weight": (weight, (shape.filters, shape.channels, *square)),
+        }
+        if (bias is not None) != self.variant.bias:
+            raise SparseArgumentError(
+                "a bias was given" if bias is not None else "no bias was given",
+                why=f"the kernel was generated with bias={self.variant.bias}",
+            )
+        if bias is not None:
+            wanted["bias"] = (bias, (shape.filters,))
+        dtype = torch.float16 if self.variant.precision == "fp16" else torch.float32
+        for name, (tensor, sizes) in wanted.items():
+            if tuple(tensor.shape) != sizes:
+                raise SparseArgumentError(
+                    f"{name} is {tuple(tensor.shape)}, and the kernel is for {sizes}"
+                )
+            if tensor.dtype != dtype:
+                raise SparseArgumentError(
+                    f"{name} is {tensor.dtype}, and the kernel is for {dtype}"
+                )
+            if tensor.device != x.device:
+                raise SparseArgumentError(f"{name} is on {tensor.device}, and x on {x.device}")

@@ -1,0 +1,113 @@
+"""The CUDA side of the sparse convolution: which generated kernel computes a layer.
+
+`narrowgauge_kernels.sparse` generates a kernel for one shape, tile and variant. Here the variant is
+chosen by dtype, batch and order in memory, and the kernels of a layer are kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+
+from narrowgauge_kernels.sparse.errors import SparseArgumentError
+from narrowgauge_kernels.sparse.launching import Convolution
+from narrowgauge_kernels.sparse.shapes import ELEMENT, TENSOR_CORE, Shape, Variant
+from narrowgauge_kernels.sparse.tuning import best_tile
+
+__all__ = ["Generated", "run_generated", "shape_of", "variant_of"]
+
+_Two = Tuple[int, int]
+#: From this batch on a layer has groups of pixels enough to fill the tensor cores.
+_TENSOR_CORE_BATCH = 8
+
+
+def shape_of(x: torch.Tensor, weight: torch.Tensor, stride: _Two, padding: _Two) -> Shape:
+    """The shape to generate for. Raises SparseArgumentError for what none can be generated for."""
+    for name, pair in (("stride", stride), ("padding", padding), ("kernel", weight.shape[2:])):
+        if pair[0] != pair[1]:
+            raise SparseArgumentError(
+                f"{name} is {tuple(pair)}", why="generated kernels have one for both directions"
+            )
+    return Shape(
+        batch=x.shape[0], channels=x.shape[1], height=x.shape[2], width=x.shape[3],
+        filters=weight.shape[0], kernel=weight.shape[2], stride=stride[0], padding=padding[0],
+    )  # fmt: skip
+
+
+def variant_of(
+    x: torch.Tensor, bias: bool, relu_input: bool, relu_output: bool, tf32: bool = False
+) -> Variant:
+    """The variant for a map. `tf32`: whether float32 may be rounded to it; small batches are not.
+
+    Raises SparseArgumentError for a dtype that is neither float32 nor float16.
+    """
+    if x.dtype not in (torch.float32, torch.float16):
+        raise SparseArgumentError(f"x is {x.dtype}, and generated kernels take float32 and float16")
+    half, many = x.dtype == torch.float16, x.shape[0] >= _TENSOR_CORE_BATCH
+    tensor_cores = many and (half or tf32)
+    precision = "fp16" if half else "tf32" if tensor_cores else "fp32"
+    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return Variant(
+        precision=precision,
+        bias=bias,
+        relu_input=relu_input,
+        relu_output=relu_output,
+        granularity=TENSOR_CORE if tensor_cores else ELEMENT,
+        layout="nhwc" if last else "nchw",
+        path="fused" if tensor_cores or x.shape[0] == 1 else "lists",
+    )
+
+
+# unverified: layers by generated kernels | no GPU here | pytest -m gpu tests/lab tests/kernels
+class Generated:
+    """The generated convolutions of one layer, by what they are for.
+
+    Made at the first call with a map of that kind, which compiles and may not be in a CUDA graph;
+    later ones may. A copy or a pickle of it is empty.
+    """
+
+    def __init__(self) -> None:
+        self._made: Dict[Any, Convolution] = {}
+
+    def convolution(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        stride: _Two,
+        padding: _Two,
+        variant: Variant,
+        crossover: float = 0.0,
+    ) -> Convolution:
+        """For maps like x. Raises SparseArgumentError and what compiling raises."""
+        shape = shape_of(x, weight, stride, padding)
+        key = (x.device, shape, variant, crossover)
+        if key not in self._made:
+            tile = best_tile(shape, variant, x.device)
+            self._made[key] = Convolution(shape, tile, variant, crossover)
+        return self._made[key]
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Generated:
+        return Generated()
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return (Generated, ())
+
+
+#: For calls that belong to no layer.
+_SHARED = Generated()
+
+
+def run_generated(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    stride: _Two,
+    padding: _Two,
+    relu_input: bool,
+    relu_output: bool,
+) -> torch.Tensor:
+    """The result on CUDA, without a gradient and in strict float32. Raises as `Generated`."""
+    variant = variant_of(x, bias is not None, relu_input, relu_output)
+    convolution = _SHARED.convolution(x, weight, stride, padding, variant)
+    return convolution(x, weight, bias)

@@ -1,0 +1,474 @@
+"""The experiment `sparse-layers`: its rows on a CPU, its maps, its peers and its tables."""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import json
+import shutil
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from one_row import CPU, EXPERIMENTS, Rows
+
+from narrowgauge_contract.claims import load_claims
+from narrowgauge_contract.errors import (
+    BadValueError,
+    NotApplicableError,
+    SkippedError,
+    UsageError,
+)
+from narrowgauge_contract.outcome import Row
+from narrowgauge_contract.summary import summary_lines
+from narrowgauge_kernels.library import has_kernels
+from narrowgauge_lab.measure import Comparison, Samples
+from narrowgauge_lab.networks.layer_shapes import LayerShape, shapes_named
+
+LAYER = "128-32-3x3s1-7"
+SHAPE = shapes_named(LAYER)[0]
+ROWS = Rows(
+    "sparse-layers",
+    (f"shapes={LAYER}", "maps=matched", "peers=dense", "pairs=2", "limit_s=0.01", "threads=1"),
+)
+module = ROWS.module
+needs_kernels = pytest.mark.skipif(not has_kernels("cpu"), reason="the kernels are not built")
+
+
+def _values(row: Row, name: str) -> Tuple[float, ...]:
+    metric = row.metric(name)
+    assert metric is not None, name
+    return metric.values
+
+
+def _no_files(name: str) -> Any:
+    raise AssertionError(f"{name} was read")
+
+
+def _layer(maps: str = "matched", batch: int = 1, **changed: Any) -> Any:
+    library = changed.pop("library", None) or module("maps").Library(_no_files, 0)
+    shape = changed.pop("shape", SHAPE)
+    return module("maps").layer_of(shape, batch, maps, library=library, seed=0, **changed)
+
+
+# Rows from end to end.
+
+
+@needs_kernels
+def test_a_layer_beside_dense_and_its_tables(tmp_path: Path) -> None:
+    row = ROWS.run(tmp_path, "batch=2", "peers=all")
+
+    assert row.validity.valid
+    (layer,) = row.facts["layers"]
+    assert (layer["name"], layer["source"]) == (LAYER, "synthetic-matched")
+    assert 0 < layer["error"] < 1e-5
+    assert layer["macs"] == 2 * 49 * 128 * 32 * 9
+    assert layer["nonzeros"] == round((1 - layer["zeros"]) * 2 * 128 * 49)
+    assert layer["zeros"] == pytest.approx(0.87, abs=0.02)
+    assert set(layer["peers"]) == {"torch", "torch_sparse", "selected"}
+    assert set(layer["peers_missing"]) == {"t1", "t2", "t3", "cudnn", "spconv"}
+    assert layer["peers"]["selected"]["chosen"] in ("sparse", "dense")
+    for name in ("times_torch", "times_dense", "times_torch_sparse", "selector_over_best"):
+        assert all(value > 0 for value in _values(row, name))
+        assert _values(row, name) == pytest.approx(_values(row, f"{name}.{LAYER}"))
+        assert _values(row, f"{name}_mean") == pytest.approx(_values(row, name))
+        assert row.metric(f"{name}_real") is None, "no map of these is real"
+    assert row.metric("times_gemm") is None
+    folder = tmp_path / "row-0"
+    (line,) = csv.DictReader((folder / "layers.csv").read_text().splitlines())
+    assert list(line) == ["B", "C", "H", "W", "N", "t1", "t2", "t3", "t4"]
+    assert [line[name] for name in "BCHWN"] == ["2", "128", "7", "7", "32"]
+    assert (line["t1"], line["t2"], line["t3"]) == ("", "", "")
+    assert float(line["t4"]) > 0
+    (longer,) = json.loads((folder / "layers.json").read_text())
+    assert longer["t1"] is None
+    assert longer["gflop_per_second"] == pytest.approx(
+        2e-6 * layer["macs"] / float(line["t4"]), rel=1e-3
+    )
+
+
+@needs_kernels
+def test_layers_of_a_network_count_as_often_as_it_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = LayerShape(8, 8, kernel=3, stride=1, size=6, padding=1)
+    monkeypatch.setitem(module("maps").MATCHED, small.name, (0.6, 0.2))
+    monkeypatch.setattr(module("run"), "layers_named", lambda _name: [SHAPE, SHAPE, small])
+
+    row = ROWS.run(tmp_path)
+
+    assert [each["name"] for each in row.facts["layers"]] == [LAYER, small.name]
+    one, other = (_values(row, f"times_torch.{each.name}") for each in (SHAPE, small))
+    together = [(a * a * b) ** (1 / 3) for a, b in zip(one, other)]
+    assert _values(row, "times_torch") == pytest.approx(together)
+    assert _values(row, "times_torch_mean") == pytest.approx(
+        [(2 * a + b) / 3 for a, b in zip(one, other)]
+    )
+    assert row.facts["layers_beside"]["times_torch"] == 3
+
+
+@needs_kernels
+def test_a_sweep_finds_where_skipping_pays_and_draws_it(tmp_path: Path) -> None:
+    row = ROWS.run(
+        tmp_path, "measure=crossover", "maps=random", "sweep_zeros=0 50 100", "sweep_batches=2 1"
+    )
+
+    assert row.validity.valid
+    assert row.facts["crossover_batches"] == [1, 2]
+    found = _values(row, "crossover_zeros")
+    assert len(found) == 2
+    assert all(0 <= share <= 1 for share in found)
+    picture = json.loads((tmp_path / "row-0" / "crossover.json").read_text())
+    assert picture["rows"] == ["batch 1", "batch 2"]
+    assert picture["columns"] == ["0%", "50%", "100%"]
+    points = {(p["batch"], p["zeros"]): p["gain"] for p in row.facts["points"]}
+    assert 2 ** picture["values"][0][2] == pytest.approx(points[1, 1.0])
+    assert all(each["sparse_s"] > 0 and each["dense_s"] > 0 for each in row.facts["points"])
+
+
+def test_a_sweep_of_what_is_no_grid() -> None:
+    numbers_in = module("crossover").numbers_in
+    assert numbers_in("50 0 50", 0, 100) == [0, 50]
+    for text in ("", "a", "5 101", "-1"):
+        with pytest.raises(BadValueError, match="no list of numbers"):
+            numbers_in(text, 0, 100)
+
+
+def test_real_maps_cannot_be_swept(tmp_path: Path) -> None:
+    with pytest.raises(BadValueError, match="cannot be over maps=matched"):
+        ROWS.run(tmp_path, "measure=crossover", "maps=matched")
+
+
+@pytest.mark.parametrize("words", [("precision=fp16",), ("precision=tf32", "granularity=auto")])
+def test_what_a_cpu_has_not_is_skipped(tmp_path: Path, words: Tuple[str, ...]) -> None:
+    with pytest.raises(SkippedError, match="on a CPU"):
+        ROWS.run(tmp_path, *words)
+    with pytest.raises(SkippedError, match="by tensor-core"):
+        ROWS.run(tmp_path / "other", "granularity=tensor-core")
+
+
+@needs_kernels
+def test_a_wrong_result_makes_the_row_invalid_and_is_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, right = module("run"), module("run").ours_of
+
+    def wrong(*arguments: Any) -> Any:
+        made = right(*arguments)
+        return module("ours").Ours(lambda: made.call() * (1 + 1e-4), made.about)
+
+    monkeypatch.setattr(run, "ours_of", wrong)
+    row = ROWS.run(tmp_path)
+
+    assert not row.validity.valid
+    assert row.validity.reasons[0].startswith(f"{LAYER}: ours is off by")
+    assert row.metric("macs_per_second") is None
+
+
+# Maps.
+
+
+class _Network:
+    """Stands in for `pictured`: one convolution of SHAPE behind a ReLU, and one that is not."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        first = torch.nn.Conv2d(3, 128, 1)
+        layers = [torch.nn.Conv2d(128, 32, 3, padding=1, bias=False) for _ in range(2)]
+        self.model = torch.nn.Sequential(first, torch.nn.ReLU(), layers[0]).eval()
+        self.images = torch.randn(5, 3, 7, 7)
+
+
+def test_real_maps_are_the_networks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = _Network()
+    monkeypatch.setattr(module("maps"), "pictured", lambda *_: network)
+    library = module("maps").Library(_no_files, 0)
+
+    layer = _layer("auto", batch=3, library=library, first=3)
+
+    assert layer.source == "real"
+    assert layer.where == "resnet50-v1 2, images 3 to 5"
+    with torch.no_grad():
+        before = network.model[0](network.images)
+    assert torch.equal(layer.x, before[[3, 4, 0]]), "over and over"
+    assert torch.equal(layer.weight, network.model[2].weight.detach())
+    other = _layer("auto", library=library, shape=shapes_named("128-32-3x3s1-14")[0])
+    assert other.source == "synthetic-matched"
+    with pytest.raises(UsageError, match="no real map for 128-32-3x3s1-14"):
+        _layer("real", library=library, shape=shapes_named("128-32-3x3s1-14")[0])
+
+
+@pytest.mark.parametrize("name", ["128-32-3x3s1-14", "64-64-3x3s1-56"])
+def test_matched_maps_have_the_shares_that_were_counted(name: str) -> None:
+    layer = _layer(shape=shapes_named(name)[0])
+
+    zeros, groups = module("maps").MATCHED[name]
+    assert layer.zeros.elements == pytest.approx(zeros, abs=0.02)
+    assert layer.zeros.groups_2x4 == pytest.approx(groups, abs=0.06)
+
+
+def test_what_nobody_counted() -> None:
+    unknown = LayerShape(4, 4, kernel=3, stride=1, size=6, padding=1)
+    with pytest.raises(UsageError, match="nobody counted"):
+        _layer(shape=unknown)
+    layer = _layer("channel", shape=unknown, zeros=0.5)
+    assert layer.zeros.channels == 0.5
+    assert layer.source == "synthetic-channel"
+
+
+def test_a_network_has_its_layers_as_often_as_the_paper_lists() -> None:
+    names = module("maps").layers_named
+    assert len(names("resnet152")) == 50
+    assert len(names("densenet201")) == 98
+    assert names("resnet152")[44].name == names("resnet152")[46].name == "256-256-3x3s1-14"
+    assert names("resnet152")[47].name == "512-512-3x3s1-7"
+    assert set(names("sparse")) == set(names("resnet152") + names("densenet201"))
+
+
+# Peers.
+
+
+@pytest.fixture(scope="module")
+def fake_cudnn(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """cuDNN's calls by loops on the host."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source = Path(__file__).with_name("fake_gemm_cudnn.c")
+    library = tmp_path_factory.mktemp("cudnn") / "fake.so"
+    subprocess.run(
+        [compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(source)], check=True
+    )
+    return ctypes.CDLL(str(library))
+
+
+@pytest.mark.parametrize(("stride", "padding"), [(1, 1), (2, 0)])
+def test_the_three_algorithms_are_called_as_cudnn_wants_it(
+    fake_cudnn: ctypes.CDLL, stride: int, padding: int
+) -> None:
+    x, weight = torch.randn(2, 5, 7, 6), torch.randn(4, 5, 3, 3)
+
+    found, missing = module("gemm").all_of(
+        x, weight, (stride, stride), (padding, padding), lambda: fake_cudnn
+    )
+
+    assert missing == {}
+    assert {name: each.layout for name, each in found.items()} == {
+        "t1": "NHWC", "t2": "NHWC", "t3": "NCHW",
+    }  # fmt: skip
+    wanted = F.conv2d(x, weight, None, stride, padding)
+    for each in found.values():
+        assert torch.allclose(each(), wanted, atol=1e-4)
+
+
+def test_a_refusal_of_cudnn_is_told(fake_cudnn: ctypes.CDLL) -> None:
+    gemm = module("gemm")
+    x, weight = torch.randn(1, 5, 7, 6), torch.randn(4, 5, 3, 3)
+    with pytest.raises(NotApplicableError, match="no such algorithm") as caught:
+        gemm.Gemm(fake_cudnn, 7, x, weight, (1, 1), (1, 1))
+    assert "WorkspaceSize gave status 9" in caught.value.why
+
+
+def test_a_host_without_cudnn_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gemm = module("gemm")
+    monkeypatch.setattr(gemm, "_MAPS", tmp_path / "none")
+    monkeypatch.setattr(gemm, "_NAMES", ("libnothing-of-this-name.so",))
+    gemm.find_cudnn.cache_clear()
+    try:
+        _, missing = gemm.all_of(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3), (1, 1), (1, 1))
+    finally:
+        gemm.find_cudnn.cache_clear()
+    assert set(missing) == {"t1", "t2", "t3"}
+    assert "no cuDNN to call here" in missing["t1"]
+
+
+def test_peers_compute_the_layer() -> None:
+    layer = _layer(batch=2)
+    problem = module("peers").problem_of(layer, CPU, "fp32")
+    found = module("peers").peers_of(problem, module("peers").PEERS, 4, 1.0)
+
+    assert [peer.name for peer in found.peers] == ["torch", "torch_sparse"]
+    wanted = module("correctness").reference(layer, "fp32")
+    for peer in found.peers:
+        assert module("correctness").distance(peer.call(), wanted) < 1e-5
+    assert "spconv is not installed" in found.missing["spconv"]
+
+
+def test_spconv_is_fed_pixels_that_are_not_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as a CPU can tell: with a dense convolution in the place of its module."""
+    peers = module("peers")
+    seen: Dict[str, Any] = {}
+
+    class SubM(torch.nn.Module):
+        def __init__(self, channels: int, filters: int, kernel: int, **_: Any) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(filters, kernel, kernel, channels))
+
+        def forward(self, tensor: Any) -> Any:
+            whole = torch.zeros(tensor.batch, *tensor.size, tensor.values.shape[1])
+            whole[tuple(tensor.places.long().t())] = tensor.values
+            y = F.conv2d(whole.permute(0, 3, 1, 2), self.weight.permute(0, 3, 1, 2), padding=1)
+            mask = (whole != 0).any(dim=3)[:, None]
+            return types.SimpleNamespace(dense=lambda: y * mask)
+
+    def tensor(values: Any, places: Any, size: List[int], batch: int) -> Any:
+        seen.update(places=places)
+        return types.SimpleNamespace(values=values, places=places, size=size, batch=batch)
+
+    fake = types.SimpleNamespace(SubMConv2d=SubM, SparseConvTensor=tensor)
+    monkeypatch.setitem(sys.modules, "spconv", types.SimpleNamespace(pytorch=fake))
+    monkeypatch.setitem(sys.modules, "spconv.pytorch", fake)
+    layer = _layer("pixel", zeros=0.6)
+    problem = peers.problem_of(layer, CPU, "fp32")
+    with pytest.raises(NotApplicableError, match="NVIDIA"):
+        peers._spconv(problem)
+    monkeypatch.setattr(peers, "_on_gpu", lambda _tensor: True)
+
+    peer = peers._spconv(problem)
+    with torch.no_grad():
+        found = peer.call()
+
+    active = (torch.relu(layer.x) != 0).any(dim=1, keepdim=True)
+    wanted = module("correctness").reference(layer, "fp32") * active
+    assert module("correctness").distance(found.double() * active, wanted) < 1e-5
+    assert len(seen["places"]) == int(active.sum())
+
+
+@pytest.mark.parametrize(
+    ("precision", "granularity", "count"),
+    [("fp32", "auto", 2), ("fp16", "auto", 4), ("tf32", "auto", 2), ("fp16", "element", 2),
+     ("fp16", "tensor-core", 2), ("fp32", "tensor-core", 0), ("tf32", "element", 0)],
+)  # fmt: skip
+def test_a_gpu_has_these_kernels(precision: str, granularity: str, count: int) -> None:
+    variants = module("ours")._variants
+    if count == 0:
+        with pytest.raises(SkippedError, match=f"no {granularity} kernel in {precision}"):
+            variants(precision, granularity)
+        return
+    assert len({each.text() for each in variants(precision, granularity)}) == count
+
+
+def test_the_fastest_kernel_of_a_gpu_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, with torch's convolution in the place of the generated ones: the path through
+    lists is slow, and the tensor-core ones have no tile."""
+    from narrowgauge_kernels.sparse import launching, tuning
+    from narrowgauge_kernels.sparse.errors import SparseArgumentError
+    from narrowgauge_kernels.sparse.shapes import Tile
+
+    class Stub:
+        def __init__(self, shape: Any, tile: Any, variant: Any) -> None:
+            self.shape, self.variant = shape, variant
+
+        def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            if self.variant.path == "lists":
+                time.sleep(0.002)
+            return F.conv2d(torch.relu(x.float()), weight.float(), padding=1)
+
+    def tile(_shape: Any, variant: Any, _identity: Any) -> Any:
+        if variant.granularity == "tensor-core":
+            raise SparseArgumentError("no tile fits")
+        return Tile(2, 7, 4)
+
+    monkeypatch.setattr(launching, "Convolution", Stub)
+    monkeypatch.setattr(tuning, "stored_tile", tile)
+    monkeypatch.setattr(tuning, "device_identity", lambda _device: ("stub", "9.0"))
+    layer = _layer()
+
+    made = module("ours")._cuda(layer, CPU, "fp16", "auto", 1.0)
+
+    assert made.about["granularity"] == "element"
+    assert "fused" in made.about["kernel"]
+    assert made.about["tile"] == Tile(2, 7, 4).text()
+    assert sorted(made.about["tried"].values())[-1] == "no tile fits"
+    wanted = module("correctness").reference(layer, "fp16")
+    assert module("correctness").distance(made.call(), wanted) < 1e-5
+    with pytest.raises(SkippedError, match="no sparse kernel does 1,128,7,7,32"):
+        module("ours")._cuda(layer, CPU, "tf32", "auto", 1.0)
+
+
+def test_nan_is_wrong() -> None:
+    nan = torch.tensor([float("nan")])
+    assert not module("correctness").distance(nan, torch.ones(1).double()) <= 1e9
+
+
+# Figures.
+
+
+def _samples(*seconds: float) -> Samples:
+    return Samples(seconds, "monotonic", 1, seconds, 1, True, "sample limit")
+
+
+def _times(**seconds: float) -> Any:
+    ours = seconds.pop("ours")
+    beside = {
+        name: Comparison(_samples(ours, ours), _samples(taken, taken))
+        for name, taken in seconds.items()
+    }
+    return module("times").Times(_layer(), _samples(ours, ours), beside)
+
+
+def test_the_fastest_of_several_counts() -> None:
+    ratios = _times(ours=1.0, torch=3.0, cudnn=2.0, t1=5.0, t2=4.0, t3=6.0).ratios()
+
+    assert ratios["times_gemm"] == (4.0, 4.0)
+    assert ratios["times_dense"] == (2.0, 2.0)
+    assert ratios["times_t3"] == (6.0, 6.0)
+    assert "selector_over_best" not in ratios
+
+
+@pytest.mark.parametrize(
+    ("ours", "torch_s", "chosen", "over"),
+    [(1.0, 2.0, 1.03, 1.03), (2.0, 1.0, 1.02, 1.02), (2.0, 1.0, 2.0, 2.0)],
+)
+def test_a_choice_is_held_against_the_better_one(
+    ours: float, torch_s: float, chosen: float, over: float
+) -> None:
+    ratios = _times(ours=ours, torch=torch_s, selected=chosen).ratios()
+    assert ratios["selector_over_best"] == pytest.approx((over, over))
+
+
+def test_the_crossover_lies_between_two_shares() -> None:
+    crossing = module("crossover").crossing
+    assert crossing([(0.0, 0.5), (0.5, 2.0), (1.0, 4.0)]) == pytest.approx(0.25)
+    assert crossing([(0.0, 2.0), (0.5, 0.5), (1.0, 2.0)]) == pytest.approx(0.75)
+    assert crossing([(0.0, 1.5), (1.0, 4.0)]) == 0.0
+    assert crossing([(0.0, 0.5), (1.0, 0.9)]) == 1.0
+
+
+# The declaration.
+
+
+def test_every_claim_is_of_a_row_of_its_profile() -> None:
+    spec = ROWS.spec()
+    for claim in load_claims(EXPERIMENTS / "sparse-layers" / "claims.toml", spec):
+        values: Dict[str, Any] = spec.profiles[claim.profile].values
+        for selection in claim.selections:
+            for name, value in selection.where.items():
+                declared = values.get(name, (spec.parameters[name].default,))
+                assert value in declared, (claim.id, name)
+
+
+def test_choices_are_what_there_is() -> None:
+    spec, maps = ROWS.spec(), module("maps")
+    assert spec.parameters["maps"].choices == maps.SOURCES
+    assert spec.parameters["granularity"].choices == module("ours").GRANULARITIES
+    assert tuple(spec.parameters["precision"].choices) == tuple(module("ours").DTYPES)
+    for name in spec.parameters["shapes"].choices:
+        for shape in maps.layers_named(name):
+            assert shape.name in maps.MATCHED
+    assert ROWS.job("maps=auto").data_sets == ("imagenet-20", "resnet50-v1-imagenet")
+    assert ROWS.job("maps=random").data_sets == ()
+
+
+@needs_kernels
+def test_the_closing_lines_say_what_was_measured(tmp_path: Path) -> None:
+    closing = ROWS.spec().closing
+    assert closing is not None
+    line = summary_lines(closing, [ROWS.run(tmp_path)])[-1]
+    assert line.startswith(f"| {LAYER} | 1 | matched | 0.8")

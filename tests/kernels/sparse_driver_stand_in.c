@@ -1,0 +1,42 @@
+// In place of libcuda: says what it is asked in a file, and fails where the environment names the
+// call. Kernels are named by their handle.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int answer(const char* call, const char* what) {
+  FILE* log = fopen(getenv("NARROWGAUGE_STAND_IN_LOG"), "a");
+  fprintf(log, "%s %s\n", call, what);
+  fclose(log);
+  const char* failing = getenv("NARROWGAUGE_STAND_IN_FAILS");
+  return failing && strcmp(failing, call) == 0 ? 209 : 0;
+}
+
+int cuGetErrorString(int code, const char** text) {
+  *text = code == 209 ? "no kernel image" : NULL;
+  return 0;
+}
+
+int cuModuleLoadData(void** module, const void* image) {
+  *module = (void*)0x10;
+  return answer("cuModuleLoadData", image);
+}
+
+int cuModuleGetFunction(void** function, void* module, const char* name) {
+  *function = strdup(name);
+  return answer("cuModuleGetFunction", module == (void*)0x10 ? name : "no module");
+}
+
+int cuFuncSetAttribute(void* function, int attribute, int value) {
+  char text[200];
+  snprintf(text, sizeof text, "%s %d %d", (char*)function, attribute, value);
+  return answer("cuFuncSetAttribute", text);
+}
+
+int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by,
+                   unsigned bz, unsigned shared, void* stream, void** arguments, void** extra) {
+  char text[400];
+  snprintf(text, sizeof text, "%s %u,%u,%u %u,%u,%u %u %p %p %u %d", (char*)function, x, y, z, bx,
+           by, bz, shared, stream, *(void**)arguments[0], *(unsigned*)arguments[1], extra != NULL);
+  return answer("cuLaunchKernel", text);
+}

@@ -1,0 +1,99 @@
+"""The search for a tile: what is tried, what is stored, and what is read back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from narrowgauge_kernels.sparse.errors import DeviceError, SparseArgumentError
+from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
+from narrowgauge_kernels.sparse.tiles import candidates, default_tile
+from narrowgauge_kernels.sparse.tuning import best_tile, stored_tile, tune
+
+SHAPE, VARIANT = Shape(1, 128, 14, 14, 32), Variant()
+DEVICE = ("NVIDIA H200", "9.0")
+
+
+@pytest.fixture
+def env(tmp_path):
+    return {"XDG_CACHE_HOME": str(tmp_path)}
+
+
+def search(env, measure, shape=SHAPE, variant=VARIANT, seconds=60.0):
+    return tune(shape, variant, None, seconds, 12, env, measure, DEVICE)
+
+
+def like(wanted):
+    """Microseconds that are least for one tile."""
+    return lambda tile: 1.0 if tile == wanted else 2.0 + tile.rows
+
+
+def test_the_fastest_is_stored_and_found_again(env):
+    wanted = candidates(SHAPE, VARIANT, "9.0", 12)[7]
+    found = search(env, like(wanted))
+    assert found.trials[0].tile == wanted
+    assert found.untried == 0
+    assert [each.microseconds for each in found.trials] == sorted(
+        each.microseconds for each in found.trials
+    )
+    assert best_tile(SHAPE, VARIANT, None, env, DEVICE) == wanted
+    document = json.loads(found.stored.read_text())
+    assert document["device"] == "NVIDIA H200"
+    assert found.stored.name == "tiles-nvidia-h200-9.0.json"
+
+
+def test_published_tiles_are_among_the_tried(env):
+    tried = [trial.tile for trial in search(env, lambda tile: float(tile.rows)).trials]
+    assert {Tile(2, 7, 4), Tile(2, 7, 2), Tile(3, 7, 4)} <= set(tried)
+
+
+def test_other_shapes_variants_and_devices_have_their_own(env):
+    wanted = candidates(SHAPE, VARIANT, "9.0", 12)[7]
+    search(env, like(wanted))
+    half = Variant("fp16")
+    other = candidates(SHAPE, half, "9.0", 12)[3]
+    search(env, like(other), variant=half)
+    assert stored_tile(SHAPE, VARIANT, DEVICE, env) == wanted
+    assert stored_tile(SHAPE, half, DEVICE, env) == other
+    assert stored_tile(Shape(2, 128, 14, 14, 32), VARIANT, DEVICE, env) is None
+    assert stored_tile(SHAPE, VARIANT, ("NVIDIA H100", "9.0"), env) is None
+
+
+def test_without_a_stored_tile_the_estimate_chooses(env):
+    assert best_tile(SHAPE, VARIANT, None, env, DEVICE) == default_tile(SHAPE, VARIANT, "9.0")
+
+
+def test_time_that_is_over_ends_the_search(env):
+    found = search(env, lambda tile: 1.0, seconds=0.0)
+    assert len(found.trials) == 1
+    assert found.untried == 11
+
+
+@pytest.mark.parametrize(
+    "content", ["no JSON", "[]", '{"format": 9, "tiles": {}}', '{"format": 1}', '{"tiles": {}}']
+)
+def test_a_damaged_file_is_an_error_that_names_it(env, content):
+    path = search(env, lambda tile: 1.0).stored
+    path.write_text(content)
+    with pytest.raises(SparseArgumentError, match="not a file of tuned tiles") as caught:
+        best_tile(SHAPE, VARIANT, None, env, DEVICE)
+    assert caught.value.next_step == f"remove {path}"
+
+
+@pytest.mark.parametrize("tile", [{}, {"rows": 4}, {"rows": 0, "columns": 1, "channels": 1}, 3])
+def test_a_stored_tile_that_is_none_is_an_error(env, tile):
+    path = search(env, lambda tile: 1.0).stored
+    document = json.loads(path.read_text())
+    for entry in document["tiles"].values():
+        entry["tile"] = tile
+    path.write_text(json.dumps(document))
+    with pytest.raises(SparseArgumentError, match="not a file of tuned tiles"):
+        best_tile(SHAPE, VARIANT, None, env, DEVICE)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_tuning_says_so(env):
+    with pytest.raises(DeviceError, match="torch sees no CUDA device to tune on"):
+        tune(SHAPE, VARIANT, env=env)
