@@ -113,6 +113,9 @@ lab_track() {
     local code=0
     { stage lab311-install new_environment "$new_python" &&
         lab_lane lab311 "$state/lab311/bin/python"; } || code=1
+    # The launcher and a torch of its own: what a reader of the tutorial has.
+    { await host-install && NARROWGAUGE_TEST_LAB_PYTHON=$state/lab311/bin/python \
+        stage tutorial run_tests tutorial "$state/host/bin/python" tests/tutorial; } || code=1
     # Device code knows nothing of Python or torch: one environment compiles it.
     local without=(--ignore=tests/kernels/test_device_code.py
         --ignore=tests/kernels/test_manual_float_emulation.py

@@ -27,8 +27,8 @@ def _commands(text: str) -> list[str]:
 def test_every_command_of_the_readme_exists() -> None:
     commands = _commands((ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(commands) >= 8
-    names = {tuple(re.findall(r"^[a-z]+", word)[0] for word in line.split()[1:3]
-                   if re.match(r"^[a-z]+$", word)) for line in commands}  # fmt: skip
+    names = {tuple(re.findall(r"^[a-z-]+", word)[0] for word in line.split()[1:3]
+                   if re.match(r"^[a-z][a-z-]*$", word)) for line in commands}  # fmt: skip
     groups = {"data", "weights", "images"}
     for words in sorted(names):
         path = words[:2] if words[0] in groups else words[:1]

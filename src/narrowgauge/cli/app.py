@@ -32,6 +32,11 @@ MODULES = {
     "narrowgauge.cli.notebook": ("notebook",),
     "narrowgauge.cli.placement": ("placement",),
     "narrowgauge.cli.multipliers": ("multipliers",),
+    "narrowgauge.cli.reproduce": ("reproduce", "kick", "explain", "replay"),
+    "narrowgauge.cli.report": ("report", "serve"),
+    "narrowgauge.cli.bundle": ("bundle", "verify-bundle"),
+    "narrowgauge.cli.ae": ("ae",),
+    "narrowgauge.cli.new": ("new",),
 }
 
 
