@@ -68,6 +68,7 @@ def generated(session: nox.Session) -> None:
     session.install("-e", ".")
     session.run("narrowgauge", "images", "render", "--check")
     session.run("python", "-m", "narrowgauge.unverified", "--check")
+    session.run("narrowgauge", "report", "--replay", "--into", "ARTIFACT.md", "--check")
 
 
 @nox.session

@@ -60,6 +60,8 @@ list_missing() {
     command -v g++ >/dev/null || printf 'g++\tapt-get install g++\n'
     command -v busybox >/dev/null || printf 'busybox\tapt-get install busybox\n'
     command -v git >/dev/null || printf 'git\tapt-get install git\n'
+    command -v chromium >/dev/null || command -v google-chrome >/dev/null ||
+        printf 'chromium\tapt-get install chromium, or google-chrome where that is a snap\n'
     [ -n "$docker" ] || return 0
     engine_answers ||
         printf 'engine\tapt-get install docker.io, and start it: systemctl start docker\n'
@@ -116,6 +118,7 @@ apt_install() {
 provide_python() { apt_install python3 python3-venv; }
 provide_g++() { apt_install g++; }
 provide_git() { apt_install git; }
+provide_chromium() { apt_install --no-install-recommends chromium fonts-dejavu-core; }
 provide_busybox() { apt_install busybox; }
 provide_debootstrap() { apt_install debootstrap debian-archive-keyring; }
 provide_engine() { command -v dockerd >/dev/null || apt_install docker.io; }

@@ -138,6 +138,9 @@ lab_track() {
         return 1
     fi
     lab_tests lab311 "$state/lab311/bin/python" || code=1
+    # The launcher and a torch of its own: what a reader of the tutorial has.
+    { await host-install && NARROWGAUGE_TEST_LAB_PYTHON=$state/lab311/bin/python \
+        stage tutorial run_tests tutorial "$state/host/bin/python" tests/tutorial; } || code=1
     # Device code knows nothing of Python or torch: one environment compiles it.
     local others=(tests/datasets --ignore=tests/kernels/test_device_code.py
         --ignore=tests/kernels/test_manual_float_emulation.py

@@ -1,4 +1,5 @@
-"""What holds for every test, on every Python. Container tests are left out only by a flag."""
+"""What holds for every test, on every Python. Tests that need a container engine or a browser are
+left out only by a flag."""
 
 from __future__ import annotations
 
@@ -18,21 +19,23 @@ if importlib.util.find_spec("hypothesis") is not None:
     )
     settings.load_profile("unhurried")
 
+_LEFT_OUT = {"docker": "a Docker engine", "browser": "Chromium"}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--no-docker",
-        action="store_true",
-        help="leave out the tests that need a Docker engine; nothing else leaves them out",
-    )
+    for name, needed in _LEFT_OUT.items():
+        parser.addoption(
+            f"--no-{name}",
+            action="store_true",
+            help=f"leave out the tests that need {needed}; nothing else leaves them out",
+        )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # jax and OpenVINO start threads, and what is forked after that warns, hangs or dies.
     items.sort(key=lambda item: item.get_closest_marker("last") is not None)
-    if not config.getoption("--no-docker"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("docker")]
+    flags = [name for name in _LEFT_OUT if config.getoption(f"--no-{name}")]
+    left_out = [item for item in items if any(map(item.get_closest_marker, flags))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]

@@ -26,6 +26,7 @@ __all__ = [
     "BadValueError",
     "BaseUnreachable",
     "BuildFailed",
+    "BundleDamaged",
     "Busy",
     "ContainerRefused",
     "DamagedRecordError",
@@ -99,6 +100,12 @@ class BuildFailed(NarrowgaugeError):
     """An image or the native environment could not be built."""
 
     exit_code = ExitCode.BUILD_FAILED
+
+
+class BundleDamaged(NarrowgaugeError):
+    """A bundle is not what was sealed, or holds what no bundle holds."""
+
+    exit_code = ExitCode.DATA_CORRUPT
 
 
 class UnresolvedPins(NarrowgaugeError):

@@ -167,11 +167,19 @@ def prepare(
 
 
 def run_all(
-    world: World, launch: Launch, *, store: Store, data: Path, wait: bool, reporter: Reporter
+    world: World,
+    launch: Launch,
+    *,
+    store: Store,
+    data: Path,
+    wait: bool,
+    reporter: Reporter,
+    stop: StopRequest | None = None,
 ) -> list[tuple[RunFolder, Record]]:
     """Fetch the data, take the host, run every job of a launch in turn, draw each record.
 
-    A job that failed does not keep the next from running; one that was interrupted does.
+    A job that failed does not keep the next from running; one that was interrupted does. `stop`:
+    whoever else may ask to stop, besides signals.
     """
     from narrowgauge_contract.data_commands import LAUNCHER
     from narrowgauge_data import ensure
@@ -182,7 +190,7 @@ def run_all(
         ensure(job.data_sets, data, caller)
     if launch.reason:
         world.say(launch.reason)
-    stop = StopRequest()
+    stop = stop or StopRequest()
     session = _session(world, launch.executor, store, data, reporter, stop)
     finished = []
     first = _holder(launch.jobs[0], store)

@@ -74,22 +74,41 @@ def decode(cls: Type[T], data: Any, where: str = "document") -> T:
 
 
 def _decode(hint: Any, data: Any, where: str) -> Any:
-    if hint is Any:
+    shape, item = _kind(hint)
+    if shape == "any":
         return data
-    origin = typing.get_origin(hint)
-    if origin in _UNIONS:
+    if shape == "union":
         return _decode_union(hint, data, where)
-    if origin is tuple:
-        item = typing.get_args(hint)[0]
+    if shape == "tuple":
         _expect(isinstance(data, list), where, "a list", data)
+        if item is float and all(type(part) is float for part in data):
+            return tuple(data)  # samples: most of a record, and nothing to see in one of them
         return tuple(_decode(item, part, f"{where}[{i}]") for i, part in enumerate(data))
-    if origin is dict:
-        item = typing.get_args(hint)[1]
+    if shape == "dict":
         _expect(isinstance(data, dict), where, "a table", data)
+        if item is Any:
+            return dict(data)
         return {key: _decode(item, part, f"{where}.{key}") for key, part in data.items()}
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+    if shape == "dataclass":
         return _decode_dataclass(hint, data, where)
     return _decode_scalar(hint, data, where)
+
+
+@functools.lru_cache(maxsize=None)
+def _kind(hint: Any) -> Tuple[str, Any]:
+    """What is to be done for a type hint, and the hint of its items; asking typing is slow."""
+    origin = typing.get_origin(hint)
+    if hint is Any:
+        return "any", None
+    if origin in _UNIONS:
+        return "union", None
+    if origin is tuple:
+        return "tuple", typing.get_args(hint)[0]
+    if origin is dict:
+        return "dict", typing.get_args(hint)[1]
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return "dataclass", None
+    return "scalar", None
 
 
 def _decode_union(hint: Any, data: Any, where: str) -> Any:

@@ -55,6 +55,7 @@ class ExitCode(enum.IntEnum):
     OUT_OF_MEMORY = 31
     KILLED = 32
     NO_VALID_ROW = 33
+    CRITERION_UNMET = 34
     INTERRUPTED = 130
 
 

@@ -20,7 +20,11 @@ from narrowgauge.cli.app import MODULES, build_app
 
 FROZEN = """
 narrowgauge --version
+narrowgauge ae
+narrowgauge ae check [CRITERION] --explain --results --project --json
 narrowgauge attach RUN --results --project --wait --json
+narrowgauge bundle [RUN] --public --full --images/--no-images --out --force --results --project \
+--json
 narrowgauge compare RUN RUN --results --project --json
 narrowgauge data
 narrowgauge data fetch [SET] --data --from
@@ -28,6 +32,7 @@ narrowgauge data pack SET --max --out --data
 narrowgauge data unpack PART --data
 narrowgauge data verify [SET] --data --repair --json
 narrowgauge doctor --explain --on --project --json
+narrowgauge explain CLAIM --references --results --project --json
 narrowgauge image-bin
 narrowgauge image-bin pack PICTURE --out --order --preprocessing --fit --force
 narrowgauge image-bin unpack FILE.BIN --out --order --preprocessing
@@ -43,6 +48,7 @@ narrowgauge kernels generate SHAPE --tile --arch --precision --accumulation --gr
 --path --bias --relu-output --on --executor --results --project --lab-python
 narrowgauge kernels tune SHAPE|NETWORK --batch --seconds --precision --accumulation --granularity \
 --layout --path --bias --relu-output --on --executor --results --project --lab-python --json
+narrowgauge kick --on --executor --results --data --project --lab-python
 narrowgauge list --project --json
 narrowgauge multipliers
 narrowgauge multipliers analyse NAME --signed --on --executor --results --project --lab-python \
@@ -53,6 +59,7 @@ narrowgauge multipliers export NAME FILE.NPY --signed --force --on --executor --
 --project --lab-python
 narrowgauge multipliers list --on --executor --results --project --lab-python --json
 narrowgauge multipliers show NAME --signed --on --executor --results --project --lab-python --json
+narrowgauge new NAME --title --project
 narrowgauge notebook [EXPERIMENT] --on --port --write --results --data --project
 narrowgauge placement
 narrowgauge placement list --json
@@ -61,14 +68,20 @@ narrowgauge placement solve [RUN] --network-elsewhere --precision --memory --wha
 --results --project --json
 narrowgauge plan EXPERIMENT --on --executor --profile -p/--parameter... --seed --results --data \
 --project --json
+narrowgauge replay [CLAIM] --references --every --out --results --project --json
+narrowgauge report --format --out --into --check --judged --replay --results --project
+narrowgauge reproduce [CLAIM] --all --budget --resume --dry-run --cooldown --order-seed --seed \
+--on --executor --results --data --project --lab-python --json
 narrowgauge results --experiment --status --limit --results --project --json
 narrowgauge results draw [RUN] --results --project
 narrowgauge results export RUN --reference --out --results --project
 narrowgauge results tables [EXPERIMENT] --check --project
 narrowgauge run EXPERIMENT --on --executor --profile -p/--parameter... --seed --results --data \
 --project --lab-python --wait --json
+narrowgauge serve --port --results --project
 narrowgauge shell [COMMAND] --on --executor --data --project --lab-python
 narrowgauge show [RUN] --results --project --json
+narrowgauge verify-bundle FILE --sha256 --json
 narrowgauge weights
 narrowgauge weights import FILE --name --recipe --store
 narrowgauge weights list --store --json

@@ -34,6 +34,11 @@ MODULES = {
     "narrowgauge.cli.multipliers": ("multipliers",),
     "narrowgauge.cli.image_bin": ("image-bin",),
     "narrowgauge.cli.kernels": ("kernels",),
+    "narrowgauge.cli.reproduce": ("reproduce", "kick", "explain", "replay"),
+    "narrowgauge.cli.report": ("report", "serve"),
+    "narrowgauge.cli.bundle": ("bundle", "verify-bundle"),
+    "narrowgauge.cli.ae": ("ae",),
+    "narrowgauge.cli.new": ("new",),
 }
 
 

@@ -1,0 +1,200 @@
+"""From a checkout and a results folder to judgements. What reads, and nothing that measures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from narrowgauge.catalog import load_experiments
+from narrowgauge.checkout import Checkout, git_facts
+from narrowgauge.errors import UnknownNameError
+from narrowgauge.index import Index
+from narrowgauge.index.listed import check_untouched
+from narrowgauge.judge.judging import Unmeasured, judge
+from narrowgauge.judge.model import JUDGED_FORMAT, Judged, Occasion, Refused
+from narrowgauge.noise import Floors
+from narrowgauge.store import RunFolder, Store
+from narrowgauge_contract import __version__
+from narrowgauge_contract.claims import Claim, load_claims
+from narrowgauge_contract.codec import decode, read_json
+from narrowgauge_contract.errors import DamagedRecordError, NarrowgaugeError
+from narrowgauge_contract.record import Record, load_record
+from narrowgauge_contract.spec import ExperimentSpec
+
+__all__ = [
+    "CLAIMS_FILE",
+    "Claimed",
+    "Records",
+    "all_claims",
+    "choose_claims",
+    "judge_records",
+    "judge_references",
+    "judge_stored",
+    "load_judged",
+    "occasion_of",
+    "read_references",
+    "read_stored",
+]
+
+CLAIMS_FILE = "claims.toml"
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A claim and the experiment it belongs to. `name` is what commands call it."""
+
+    spec: ExperimentSpec
+    claim: Claim
+
+    @property
+    def name(self) -> str:
+        return f"{self.spec.id}/{self.claim.id}"
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records that could be read, by experiment, and those that were refused."""
+
+    by_experiment: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
+    refused: tuple[Refused, ...] = ()
+
+
+def all_claims(experiments: Path) -> tuple[Claimed, ...]:
+    """Every claim of a checkout, by experiment, in their files' order. Raises ClaimsError."""
+    found: list[Claimed] = []
+    for spec in load_experiments(experiments):
+        path = experiments / spec.id / CLAIMS_FILE
+        if path.is_file():
+            found += [Claimed(spec, claim) for claim in load_claims(path, spec)]
+    return tuple(found)
+
+
+def choose_claims(known: Sequence[Claimed], words: Sequence[str]) -> tuple[Claimed, ...]:
+    """The claims that words name (`EXPERIMENT/CLAIM`, `CLAIM`, or all of an `EXPERIMENT`), in the
+    order of `known`; all of them without a word. Raises UnknownNameError."""
+    chosen: set[str] = set()
+    for word in words:
+        found = {each.name for each in known if word in (each.name, each.claim.id, each.spec.id)}
+        if not found:
+            names = [n for each in known for n in (each.name, each.claim.id)]
+            raise UnknownNameError("claim", word, [*names, *{e.spec.id for e in known}])
+        chosen |= found
+    return tuple(each for each in known if not words or each.name in chosen)
+
+
+def read_stored(store: Store, experiments: Iterable[str], runs: Sequence[str] = ()) -> Records:
+    """The records of some experiments; with `runs`, of those alone. Damaged ones are refused by
+    name and the others read."""
+    found: dict[str, tuple[Record, ...]] = {}
+    refused: list[Refused] = []
+    with Index(store.root) as index:
+        for experiment in sorted(set(experiments)):
+            records: list[Record] = []
+            for run in index.runs(experiment=experiment):
+                folder = index.folder(run)
+                if (runs and run.run_id not in runs) or (not folder.recorded and not run.problem):
+                    continue
+                if run.problem:
+                    refused.append(Refused(str(folder.record_path), run.problem))
+                    continue
+                _take(folder, records, refused)
+            found[experiment] = tuple(records)
+    return Records(found, tuple(refused))
+
+
+def _take(folder: RunFolder, records: list[Record], refused: list[Refused]) -> None:
+    try:
+        record = folder.record()
+        check_untouched(folder, record)
+        records.append(record)
+    except (NarrowgaugeError, OSError) as error:
+        refused.append(Refused(str(folder.record_path), str(error)))
+
+
+def read_references(experiments: Path, names: Iterable[str]) -> Records:
+    """The reference records of some experiments of a checkout."""
+    found: dict[str, tuple[Record, ...]] = {}
+    refused: list[Refused] = []
+    for name in sorted(set(names)):
+        records: list[Record] = []
+        for path in sorted((experiments / name / "reference").glob("*/*.json.gz")):
+            try:
+                records.append(load_record(path))
+            except (NarrowgaugeError, OSError) as error:
+                refused.append(Refused(str(path), str(error)))
+        found[name] = tuple(records)
+    return Records(found, tuple(refused))
+
+
+def judge_records(
+    chosen: Sequence[Claimed],
+    records: Records,
+    occasion: Occasion,
+    floors: Floors,
+    unmeasured: Mapping[str, Unmeasured] | None = None,
+) -> Judged:
+    """Judge claims by records. Pure. `unmeasured`: by a claim's name, why it was not measured."""
+    why = unmeasured or {}
+    judgements = tuple(
+        judge(
+            each.claim,
+            each.spec,
+            records.by_experiment.get(each.spec.id, ()),
+            floors,
+            why.get(each.name),
+        )
+        for each in chosen
+    )
+    return Judged(JUDGED_FORMAT, occasion, judgements, records.refused)
+
+
+def judge_stored(
+    checkout: Checkout,
+    store: Store,
+    words: Sequence[str] = (),
+    *,
+    replay: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> Judged:
+    """Judge claims by what a results folder holds, now. Raises UnknownNameError, ClaimsError."""
+    chosen = choose_claims(all_claims(checkout.experiments), words)
+    records = read_stored(store, {each.spec.id for each in chosen})
+    occasion = occasion_of(checkout, str(store.root), clock(), replay=replay)
+    return judge_records(chosen, records, occasion, Floors.in_store(store))
+
+
+def judge_references(
+    checkout: Checkout, words: Sequence[str] = (), *, clock: Callable[[], float] = time.time
+) -> Judged:
+    """Replay the reference records of a checkout, which nobody here has measured."""
+    chosen = choose_claims(all_claims(checkout.experiments), words)
+    records = read_references(checkout.experiments, {each.spec.id for each in chosen})
+    source = "the reference records of the checkout"
+    occasion = occasion_of(checkout, source, clock(), replay=True)
+    return judge_records(chosen, records, occasion, Floors.in_references(checkout.experiments))
+
+
+def load_judged(path: Path) -> Judged:
+    """Read what was judged. Raises DamagedRecordError for anything else."""
+    try:
+        data = read_json(path)
+    except OSError as error:
+        raise DamagedRecordError(f"{path} cannot be read", why=str(error)) from error
+    if isinstance(data, dict) and data.get("format") != JUDGED_FORMAT:
+        raise DamagedRecordError(
+            f"{path} has format {data.get('format')!r} of judgements, this reads {JUDGED_FORMAT}"
+        )
+    return decode(Judged, data, str(path))
+
+
+def occasion_of(checkout: Checkout, source: str, now: float, *, replay: bool) -> Occasion:
+    """When, by which version and commit, and from where."""
+    return Occasion(
+        made_utc=now,
+        version=__version__,
+        git=git_facts(checkout.root),
+        replay=replay,
+        source=source,
+    )

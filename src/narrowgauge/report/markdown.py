@@ -1,0 +1,157 @@
+"""The report as Markdown: whole, or the block that a page of the repository keeps between markers.
+
+The block has nothing in it of when and by whom it was made, so it changes only with the verdicts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from narrowgauge.errors import UsageError
+from narrowgauge.report.content import MEANING, REPLAY, ClaimView, Report
+from narrowgauge.report.text import code_block, markdown
+from narrowgauge.report.words import duration
+from narrowgauge_contract.codec import write_atomic
+
+__all__ = ["fill_block", "markdown_block", "markdown_report", "update_block"]
+
+BEGIN, END = "<!-- verdicts -->", "<!-- /verdicts -->"
+_BLOCK = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
+_HEADS = ("verdict", "claim", "the paper", "here", "95 % interval", "processes", "measured on")
+#: More runs or exclusions of one claim than these are counted, not listed.
+_MOST = 12
+
+
+def markdown_report(report: Report) -> str:
+    """The whole report."""
+    head = f"Judged {report.made} by Narrowgauge {report.version}"
+    head += f" from {report.source}" if report.source else ""
+    head += f", commit {report.commit}" if report.commit else ""
+    parts = [f"# {markdown(report.title)}", f"{markdown(head)}.", _body(report)]
+    if report.measured:
+        parts.append("## Claims that were measured")
+        parts += [_claim(each) for each in report.measured]
+    if report.runs:
+        parts += ["## Runs", "\n".join(_runs(report))]
+    if report.missing:
+        told = (f"- {markdown(run)}: {markdown(why)}" for run, why in report.missing)
+        parts += ["## Runs without a record here", "\n".join(told)]
+    if report.refused:
+        told = (f"- {markdown(path)}: {markdown(why)}" for path, why in report.refused)
+        parts += ["## Refused records", "\n".join(told)]
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown_block(report: Report) -> str:
+    """Counts, the table of what was measured, and what was not, and why: to be pasted."""
+    return _body(report) + "\n"
+
+
+def _body(report: Report) -> str:
+    parts = [f"**{markdown(REPLAY)}**"] if report.replay else []
+    lines = [["verdict", "claims", ""], ["---", "--:", "---"]]
+    lines += [
+        [verdict.value, str(count), MEANING[verdict]] for verdict, count in report.counts if count
+    ]
+    parts.append("\n".join(map(_line, lines)))
+    if report.measured:
+        parts.append("\n".join(_table(report.measured)))
+    rest = [each for each in report.claims if not each.measured]
+    if rest:
+        parts.append("\n".join(_unmeasured(rest)))
+    return "\n\n".join(parts)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _table(claims: Iterable[ClaimView]) -> Iterator[str]:
+    yield _line(_HEADS)
+    yield _line(["---"] * len(_HEADS))
+    for each in claims:
+        cells = [each.verdict.value, markdown(f"{each.experiment}/{each.id}")]
+        cells += [markdown(words) for words in (each.paper, each.here, each.interval)]
+        cells += [str(each.repeats or ""), markdown(each.device)]
+        yield _line(cells)
+
+
+def _unmeasured(claims: Iterable[ClaimView]) -> Iterator[str]:
+    """Not measured: by experiment and verdict, how many; each with its reason is in the report."""
+    counts: dict[tuple[str, str], int] = {}
+    for each in claims:
+        key = (each.experiment, each.verdict.value)
+        counts[key] = counts.get(key, 0) + 1
+    yield _line(["not measured", "verdict", "claims"])
+    yield _line(["---", "---", "--:"])
+    for (experiment, verdict), count in counts.items():
+        yield _line([markdown(experiment), verdict, str(count)])
+
+
+def _claim(each: ClaimView) -> str:
+    lines = [f"### {markdown(f'{each.experiment}/{each.id}')}: {each.verdict.value}", ""]
+    lines += [markdown(each.text), "", markdown(each.reason), ""]
+    pairs = [
+        ("the paper", f"{each.paper} ({each.source})"),
+        ("here", each.here + (f", 95 % interval {each.interval}" if each.interval else "")),
+        ("environment", f"{each.device}, target {each.target}" if each.device else ""),
+        ("what could be seen", each.sensitivity),
+        ("two modes", each.bimodal),
+        ("runs", _some([run.run_id for run in each.runs])),
+        ("left out", _some(each.exclusions)),
+        ("not put together", _some(each.disagreements)),
+        ("what would change it", each.flip),
+        ("costs", each.cost),
+    ]
+    lines += [f"- {name}: {markdown(value)}" for name, value in pairs if value]
+    return "\n".join(lines) + ("\n\n" + code_block(each.command) if each.command else "")
+
+
+def _some(words: Sequence[str]) -> str:
+    more = f" and {len(words) - _MOST} more" if len(words) > _MOST else ""
+    return "; ".join(words[:_MOST]) + more
+
+
+def _runs(report: Report) -> Iterator[str]:
+    heads = ("run", "experiment", "device", "target", "status", "valid rows", "time")
+    yield _line(heads)
+    yield _line(["---"] * len(heads))
+    for _, card in report.runs:
+        cells = [card.run_id, card.experiment, card.device, card.target, card.status]
+        cells += [f"{card.valid_rows} of {card.rows}"]
+        cells += [duration(card.seconds) if card.seconds is not None else ""]
+        yield _line([markdown(cell) for cell in cells])
+
+
+def fill_block(page: str, block: str, where: str) -> str:
+    """The page with the block between its markers. Raises UsageError where it has none."""
+    if len(_BLOCK.findall(page)) != 1:
+        raise UsageError(
+            f"{where} should have one place for the verdicts",
+            why=f"the lines '{BEGIN}' and '{END}', once each, say where",
+            next_step="add them where the verdicts should stand",
+        )
+    return _BLOCK.sub(lambda _: f"{BEGIN}\n{block}{END}", page)
+
+
+def update_block(path: Path, block: str, *, check: bool) -> bool:
+    """Bring the block of a page up to date; whether it was not.
+
+    With `check` nothing is written, and UsageError is raised where the page is out of date.
+    """
+    try:
+        page = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}", why=str(error)) from error
+    filled = fill_block(page, block, str(path))
+    if filled == page:
+        return False
+    if check:
+        raise UsageError(
+            f"the verdicts in {path} are not those of the records",
+            next_step=f"narrowgauge report --replay --into {path}",
+        )
+    write_atomic(path, filled.encode("utf-8"))
+    return True

@@ -1,0 +1,72 @@
+"""Judges what a plan's runs measured, and keeps that beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+from narrowgauge.checkout import Checkout
+from narrowgauge.errors import results_unwritable
+from narrowgauge.judge.gather import (
+    all_claims,
+    choose_claims,
+    judge_records,
+    occasion_of,
+    read_stored,
+)
+from narrowgauge.judge.judging import Unmeasured
+from narrowgauge.judge.model import Judged
+from narrowgauge.noise import Floors
+from narrowgauge.reproduce.carrying import Carried
+from narrowgauge.reproduce.planning import ReproducePlan, unmeasured_of
+from narrowgauge.store import Store
+from narrowgauge_contract.claims import Verdict
+from narrowgauge_contract.codec import write_json_atomic
+
+__all__ = ["JUDGED_FOLDER", "LATEST_JUDGED", "conclude", "keep"]
+
+JUDGED_FOLDER = "judged"
+LATEST_JUDGED = "latest.json"
+
+
+def conclude(plan: ReproducePlan, carried: Carried, checkout: Checkout, store: Store) -> Judged:
+    """Judge the plan's claims by the plan's runs alone: what was measured before does not count."""
+    chosen = choose_claims(all_claims(checkout.experiments), plan.claims)
+    experiments = {each.spec.id for each in chosen}
+    # Without a run, no run id is asked for, and none may be taken instead.
+    records = read_stored(store, experiments if carried.runs else (), carried.runs)
+    occasion = dataclasses.replace(
+        occasion_of(checkout, str(store.root), time.time(), replay=False),
+        order_seed=plan.order_seed,
+        seconds=carried.seconds,
+    )
+    why = {**unmeasured_of(plan), **_of_steps(plan, carried)}
+    return judge_records(chosen, records, occasion, Floors.in_store(store), why)
+
+
+def keep(judged: Judged, results: Path, name: str) -> Path:
+    """Write what was judged, and a copy as the latest. Raises ResultsUnwritable."""
+    folder = results / JUDGED_FOLDER
+    path = folder / f"{name}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json_atomic(path, judged)
+        write_json_atomic(folder / LATEST_JUDGED, judged)
+    except OSError as error:
+        raise results_unwritable(results, error.strerror or str(error)) from error
+    return path
+
+
+def _of_steps(plan: ReproducePlan, carried: Carried) -> dict[str, Unmeasured]:
+    """Why the claims of steps that came to nothing were not measured."""
+    found: dict[str, Unmeasured] = {}
+    for number, step in enumerate(plan.steps):
+        reason = carried.problems.get(number, "")
+        if number in carried.over_budget:
+            reason = "the budget was spent before its run"
+        elif carried.stopped and not reason:
+            reason = "its run was not reached before somebody stopped"
+        if reason:
+            found.update({name: Unmeasured(Verdict.SKIPPED, reason) for name in step.claims})
+    return found

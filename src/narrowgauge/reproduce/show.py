@@ -1,0 +1,169 @@
+"""A plan, verdicts, and one claim in full, as text for a terminal. Records are anybody's text: what
+could steer a terminal is shown, not sent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from narrowgauge.judge.model import Estimate, Judged, Judgement
+from narrowgauge.judge.words import estimate_words
+from narrowgauge.noise import percent
+from narrowgauge.progress import duration
+from narrowgauge.reproduce.planning import ReproducePlan
+from narrowgauge.view import widen
+from narrowgauge_contract.claims import Expectation, Verdict
+
+__all__ = ["REPLAY_LABEL", "explain_lines", "plain", "plan_lines", "print_verdicts", "summary_line"]
+
+REPLAY_LABEL = "REPLAY: stored records were judged, nothing was measured; this is no reproduction"
+_STYLES = {
+    Verdict.REPRODUCED: "green",
+    Verdict.REPRODUCED_TREND: "cyan",
+    Verdict.NOT_REPRODUCED: "red",
+    Verdict.UNSTABLE: "yellow",
+    Verdict.INVALID: "magenta",
+}
+
+
+def plain(text: str) -> str:
+    """Text without anything that steers a terminal: such characters are shown by their codes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def plan_lines(plan: ReproducePlan) -> Iterator[str]:
+    """What is going to be done, with time and disk first."""
+    count = len(plan.steps)
+    budget = f", at most {duration(plan.budget_s)}" if plan.budget_s is not None else ""
+    yield (
+        f"{len(plan.claims)} claims, {count} run{'s' if count != 1 else ''}:"
+        f" about {duration(plan.seconds)} (as measured on the claims' own hardware){budget},"
+        f" {plan.disk_gb:.2g} GB of disk"
+    )
+    yield (
+        f"blocked random order, seed {plan.order_seed}; pauses of {plan.cooldown_s:g} s;"
+        f" first repeats' seed {plan.seed}"
+    )
+    for number, step in enumerate(plan.steps, start=1):
+        claims = f"{len(step.claims)} claim{'s' if len(step.claims) != 1 else ''}"
+        yield f"{number:4d}  {step.minutes:g} min, {claims}: {step.command}"
+    for reason, names in _by_reason(plan).items():
+        yield f"no run, {reason}: {_few(names)}"
+
+
+def _by_reason(plan: ReproducePlan) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for each in plan.left_out:
+        found.setdefault(f"{each.verdict.value} ({each.reason})", []).append(each.claim)
+    return found
+
+
+def _few(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def print_verdicts(judged: Judged, console: Console, *, all_: bool = False) -> None:
+    """The table of verdicts. Without `all_`, claims that nothing was measured for are counted."""
+    widen(console)
+    if judged.occasion.replay:
+        console.print(Text(REPLAY_LABEL, style="bold yellow"))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("verdict", "claim", "measured"):
+        table.add_column(name, no_wrap=name == "verdict", overflow="fold")
+    shown = [each for each in judged.judgements if all_ or _says_something(each)]
+    for each in shown:
+        verdict = Text(each.verdict.value, style=_STYLES.get(each.verdict, "dim"))
+        table.add_row(verdict, f"{each.experiment}/{each.claim.id}", Text(plain(each.reason)))
+    if shown:
+        console.print(table)
+    for refused in judged.refused:
+        console.print(Text(f"refused: {plain(refused.path)}: {plain(refused.why)}", style="red"))
+    console.print(Text(summary_line(judged)))
+
+
+def _says_something(judgement: Judgement) -> bool:
+    return judgement.verdict not in (Verdict.NOT_APPLICABLE, Verdict.SKIPPED)
+
+
+def summary_line(judged: Judged) -> str:
+    """`494 claims: 12 REPRODUCED, 3 UNSTABLE, …`, in the order of the verdicts."""
+    counts = Counter(each.verdict for each in judged.judgements)
+    said = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
+    total = len(judged.judgements)
+    words = f"{total} claim{'s' if total != 1 else ''}: {said or 'none'}"
+    if judged.refused:
+        words += f"; {len(judged.refused)} records refused"
+    return words
+
+
+def explain_lines(judgement: Judgement) -> Iterator[str]:
+    """What was claimed, how it is tested, what was found, what would change the verdict."""
+    claim = judgement.claim
+    yield f"{judgement.experiment}/{claim.id}"
+    yield f"  claimed   {claim.text}"
+    yield f"            {claim.paper}"
+    if claim.measured_on:
+        yield f"            measured on {claim.measured_on}"
+    yield from _tested(judgement)
+    yield f"  verdict   {judgement.verdict.value}: {plain(judgement.reason)}"
+    yield from _found(judgement)
+    yield f"  to change {plain(judgement.flip)}"
+    yield f"  command   {judgement.command}"
+
+
+def _tested(judgement: Judgement) -> Iterator[str]:
+    from narrowgauge.judge.evidence import selection_label
+
+    claim = judgement.claim
+    labels = [selection_label(selection) for selection in claim.selections]
+    yield f"  tested by {claim.kind.value} of {claim.operator.value}, {claim.statistic}:"
+    yield from (f"            {label}" for label in labels)
+    for target, expectation in claim.expected.items():
+        yield f"            on {target}: {_expected(expectation) or 'in this order, rising'}"
+    if claim.device:
+        yield f"            the figures are those of {claim.device}; elsewhere in trend only"
+    yield (
+        f"            at least {claim.minimum_repeats} valid repeats, profile {claim.profile};"
+        f" about {claim.minutes:g} min, {claim.disk_gb:g} GB"
+    )
+
+
+def _expected(expectation: Expectation) -> str:
+    words = []
+    if expectation.figure is not None:
+        words.append(f"{expectation.figure:g}")
+    if expectation.tolerance is not None:
+        words.append(f"within {percent(expectation.tolerance)}")
+    if expectation.minimum is not None:
+        words.append(f"at least {expectation.minimum:g}")
+    if expectation.maximum is not None:
+        words.append(f"at most {expectation.maximum:g}")
+    return " ".join(words)
+
+
+def _found(judgement: Judgement) -> Iterator[str]:
+    parts: tuple[Estimate, ...] = judgement.parts
+    for part in parts:
+        yield f"            {plain(part.label)}: {plain(estimate_words(part))}"
+    found = judgement.sensitivity
+    if found is not None:
+        words = found.reason
+        if found.least is not None:
+            within = ", and the ratio is within it" if found.within else ""
+            words = f"least detectable effect {percent(found.least)}{within} ({found.run})"
+        yield f"            {plain(words)}"
+    if judgement.bimodal:
+        yield f"            {plain(judgement.bimodal)}"
+    for run in judgement.runs:
+        yield f"            run {plain(run)} on {plain(judgement.device)}"
+    for line in judgement.disagreements:
+        yield f"            not put together: {plain(line)}"
+    reasons = Counter(each.why for each in judgement.exclusions if each.row is not None)
+    for why, count in reasons.most_common():
+        yield f"            {count} row{'s' if count != 1 else ''} left out: {plain(why)}"

@@ -1,0 +1,1 @@
+"""`narrowgauge new`: an experiment of one's own, with claims, that runs at once."""

@@ -1,0 +1,75 @@
+"""Series as SVG: a panel per metric, a thin line per row, the newest row in full."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from narrowgauge.report.picture import svg_of
+from narrowgauge.units import number
+
+__all__ = ["curve_picture"]
+
+_WIDTH, _HEIGHT, _POINTS = 520.0, 150.0, 72
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 20.0, 12.0, 26.0
+_QUIET, _HERE = "#000002", "#000004"
+#: As many points of a series as the picture has room for.
+_MOST_POINTS = 260
+
+
+def curve_picture(name: str, unit: str, series: Mapping[int, Sequence[float]]) -> str:
+    """The SVG of one metric: row -> its values so far. Empty where no value is finite."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.transforms import IdentityTransform
+
+    finite = [value for values in series.values() for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    low, high = min(finite), max(finite)
+    longest = max(len(values) for values in series.values())
+    picture = Figure(figsize=(_WIDTH / _POINTS, _HEIGHT / _POINTS), dpi=_POINTS)
+
+    def place(points: Iterable[tuple[int, float]]) -> tuple[list[float], list[float]]:
+        x, y = [], []
+        for step, value in points:
+            x.append(_LEFT + (_WIDTH - _LEFT - _RIGHT) * step / max(1, longest - 1))
+            share = (value - low) / (high - low) if high > low else 0.5
+            y.append(_BOTTOM + (_HEIGHT - _BOTTOM - _TOP) * share)
+        return x, y
+
+    def line(x: Sequence[float], y: Sequence[float], colour: str, width: float) -> None:
+        picture.add_artist(
+            Line2D(x, y, color=colour, linewidth=width, transform=IdentityTransform())
+        )
+
+    newest = [*series][-1]
+    for row, values in series.items():
+        colour, width = (_HERE, 2.0) if row == newest else (_QUIET, 0.8)
+        x, y = place(_thinned(values))
+        if not x:
+            continue
+        # A single value is no line: a short stroke shows where it is.
+        line([x[0] - 4, x[0] + 4] if len(x) == 1 else x, y * 2 if len(x) == 1 else y, colour, width)
+    line([_LEFT, _WIDTH - _RIGHT], [_BOTTOM - 6] * 2, _QUIET, 1.0)
+    texts = [
+        (_LEFT - 8, _HEIGHT - _TOP, number(high, unit), "right"),
+        (_LEFT - 8, _BOTTOM, number(low, unit), "right"),
+        (_LEFT, 8.0, "1", "center"),
+        (_WIDTH - _RIGHT, 8.0, str(longest), "center"),
+    ]
+    for x_text, y_text, words, align in texts:
+        picture.text(x_text / _WIDTH, y_text / _HEIGHT, words, color=_QUIET, ha=align,
+                     va="center_baseline", fontsize=11, parse_math=False)  # fmt: skip
+    rows = f"{len(series)} rows" if len(series) > 1 else "one row"
+    last = series[newest][-1]
+    return svg_of(picture, f"{name} of {rows}, between {number(low)} and {number(high)} {unit}; "
+                           f"the newest value is {number(last)}")  # fmt: skip
+
+
+def _thinned(values: Sequence[float]) -> Iterable[tuple[int, float]]:
+    """At most so many finite points, evenly spaced, first and last included."""
+    step = max(1, math.ceil(len(values) / _MOST_POINTS))
+    places = [*range(0, len(values), step), len(values) - 1]
+    found = dict.fromkeys(place for place in places if math.isfinite(values[place]))
+    return [(place, values[place]) for place in found]

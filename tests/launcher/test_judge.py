@@ -1,0 +1,493 @@
+"""Verdicts: each of the seven, what they rest on, and that nothing unlike is put together."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from judge_cases import (
+    FAST,
+    SLOW,
+    both,
+    bound_claim,
+    changed_row,
+    changed_sample,
+    claim,
+    invalid,
+    race,
+    record,
+    skipped,
+    value_claim,
+)
+from result_cases import host
+
+from narrowgauge.judge.judging import Unmeasured, judge
+from narrowgauge.judge.model import Judgement
+from narrowgauge_contract.claims import Claim, Verdict
+from narrowgauge_contract.outcome import Metric
+from narrowgauge_contract.record import ImageFacts, Record
+
+
+def judged(one: Claim, *records: Record, **more: Any) -> Judgement:
+    return judge(one, race(), records, **more)
+
+
+def test_a_ratio_within_its_tolerance_is_reproduced() -> None:
+    found = judged(claim(), both())
+
+    assert found.verdict is Verdict.REPRODUCED
+    assert found.estimate is not None
+    assert found.estimate.figure == pytest.approx(2.0, rel=0.02)
+    assert found.estimate.low is not None
+    assert found.estimate.high is not None
+    assert found.estimate.low < found.estimate.figure < found.estimate.high
+    assert found.estimate.repeats == len(found.estimate.per_repeat) == 6
+    assert found.estimate.rows[0] == "20261121T100000Z-race-aaaaaa#0"
+    assert [part.label for part in found.parts] == ["time{engine=eager}", "time{engine=own}"]
+    assert (found.target, found.device, found.device_matches) == ("cpu", "EPYC", True)
+    assert found.runs == ("20261121T100000Z-race-aaaaaa",)
+    assert found.command == "narrowgauge reproduce race/twice"
+    assert "1.8 to 2.2" in found.reason
+
+
+def test_a_ratio_beyond_its_tolerance_is_not() -> None:
+    found = judged(claim(expected={"any": {"figure": 3.0, "tolerance": 0.1}}), both())
+
+    assert found.verdict is Verdict.NOT_REPRODUCED
+    assert "2.7 to 3.3" in found.reason
+    assert "2.7 to 3.3" in found.flip
+
+
+def test_an_interval_across_the_edge_is_unstable() -> None:
+    wild = (1.0, 1.6, 0.7, 1.1, 1.4, 0.8)
+
+    found = judged(claim(), both(own=wild))
+
+    assert found.verdict is Verdict.UNSTABLE
+    assert "more repeats" in found.flip
+
+
+@pytest.mark.parametrize(
+    ("own", "verdict"),
+    [
+        ((1.0, 1.05, 0.95), Verdict.REPRODUCED),
+        ((1.0, 1.05, 1.2), Verdict.UNSTABLE),
+        ((1.3, 1.2, 1.25), Verdict.NOT_REPRODUCED),
+    ],
+)
+def test_three_repeats_have_no_interval_and_decide_together(
+    own: tuple[float, ...], verdict: Verdict
+) -> None:
+    found = judged(value_claim(), record({"own": own}))
+
+    assert found.verdict is verdict
+    assert found.estimate is not None
+    assert found.estimate.low is None
+    assert "fewer than 6" in found.estimate.no_interval
+
+
+@pytest.mark.parametrize(
+    ("expected", "verdict"),
+    [
+        ({"maximum": 1.1}, Verdict.REPRODUCED),
+        ({"minimum": 0.9}, Verdict.REPRODUCED),
+        ({"minimum": 1.1}, Verdict.NOT_REPRODUCED),
+        ({"maximum": 1.0}, Verdict.UNSTABLE),
+        ({"minimum": 0.5, "maximum": 1.5}, Verdict.REPRODUCED),
+    ],
+)
+def test_a_bound(expected: dict[str, float], verdict: Verdict) -> None:
+    assert judged(bound_claim(**expected), both()).verdict is verdict
+
+
+def test_equivalence_is_not_the_lack_of_a_difference() -> None:
+    def equal(tolerance: float) -> Claim:
+        return claim(kind="equivalence", expected={"any": {"tolerance": tolerance}})
+
+    same = both(eager=tuple(v * 1.001 for v in reversed(FAST)))
+
+    assert judged(equal(0.2), same).verdict is Verdict.REPRODUCED
+    assert judged(equal(0.001), same).verdict is Verdict.UNSTABLE
+    assert judged(equal(0.2), both()).verdict is Verdict.NOT_REPRODUCED
+
+
+@pytest.mark.parametrize(
+    ("figure", "verdict"), [(3.0, Verdict.REPRODUCED), (0.5, Verdict.NOT_REPRODUCED)]
+)
+def test_a_trend_asks_for_the_side_only(figure: float, verdict: Verdict) -> None:
+    assert judged(claim(kind="trend", expected={"any": {"figure": figure}}), both()).verdict is (
+        verdict
+    )
+
+
+def _ordering(*engines: str) -> Claim:
+    of = [f"time{{engine={engine}}}" for engine in engines]
+    return claim(kind="ordering", metric={"operator": "order", "of": of}, expected={"any": {}})
+
+
+def test_an_ordering_rises() -> None:
+    three = record({"eager": SLOW, "graph": tuple(v + 1 for v in SLOW), "own": FAST})
+
+    good = judged(_ordering("own", "eager", "graph"), three)
+    bad = judged(_ordering("own", "graph", "eager"), three)
+
+    assert good.verdict is Verdict.REPRODUCED
+    assert good.order == ("time{engine=own}", "time{engine=eager}", "time{engine=graph}")
+    assert bad.verdict is Verdict.NOT_REPRODUCED
+    assert "time{engine=eager} does not lie above time{engine=graph}" in bad.reason
+    assert bad.estimate is None
+
+
+def test_an_ordering_that_repeats_do_not_agree_on_is_unstable() -> None:
+    mixed = record({"eager": (1.0, 1.2, 0.9), "own": (1.1, 1.0, 1.1)})
+
+    assert judged(_ordering("own", "eager"), mixed).verdict is Verdict.UNSTABLE
+
+
+def test_equal_figures_do_not_rise() -> None:
+    same = record({"eager": FAST, "own": FAST})
+
+    assert judged(_ordering("own", "eager"), same).verdict is Verdict.NOT_REPRODUCED
+
+
+def test_a_geometric_mean_is_over_every_figure() -> None:
+    of = ["time{engine=eager}", "time{engine=own}"]
+    mean = value_claim(2**0.5, 0.05, metric={"operator": "geomean", "of": of})
+
+    found = judged(mean, both())
+
+    assert found.verdict is Verdict.REPRODUCED
+    assert found.estimate is not None
+    assert found.estimate.figure == pytest.approx(2**0.5, rel=0.01)
+    assert len(found.estimate.per_repeat) == 6
+
+
+@pytest.mark.parametrize(
+    ("statistic", "figure"), [("min", 0.98), ("max", 1.02), ("mean", 1.0), ("last", 1.0)]
+)
+def test_statistics(statistic: str, figure: float) -> None:
+    metric = {"operator": "value", "of": ["time{engine=own}"], "statistic": statistic}
+
+    found = judged(value_claim(figure, 0.05, metric=metric), both())
+
+    assert found.verdict is Verdict.REPRODUCED
+    assert found.estimate is not None
+    assert found.estimate.figure == pytest.approx(figure)
+
+
+def test_an_extreme_decides_alone() -> None:
+    """The least of all has to hold a bound; that most lie above says nothing."""
+    metric = {"operator": "value", "of": ["time{engine=own}"], "statistic": "min"}
+    bound = claim(kind="bound", metric=metric, expected={"any": {"minimum": 0.99}})
+
+    assert judged(bound, both()).verdict is Verdict.NOT_REPRODUCED
+
+
+# What keeps a verdict from being REPRODUCED, or from being at all.
+
+
+def test_nothing_measured_is_skipped_and_says_how_to_measure() -> None:
+    found = judged(claim())
+
+    assert found.verdict is Verdict.SKIPPED
+    assert "narrowgauge reproduce race/twice" in found.flip
+    assert (found.estimate, found.runs) == (None, ())
+
+
+def test_whoever_planned_the_runs_knows_why_there_is_none() -> None:
+    known = Unmeasured(Verdict.SKIPPED, "no time was left")
+
+    assert judged(claim(), unmeasured=known).reason == "no time was left"
+    # But what was measured counts.
+    assert judged(claim(), both(), unmeasured=known).verdict is Verdict.REPRODUCED
+
+
+def test_what_the_host_lacks_is_skipped_with_its_words() -> None:
+    found = judged(claim(), skipped(both()))
+
+    assert found.verdict is Verdict.SKIPPED
+    assert found.reason == "TensorRT is not here: no module named tensorrt"
+
+
+def test_one_side_alone_is_skipped_and_named() -> None:
+    found = judged(claim(), record({"own": FAST}))
+
+    assert found.verdict is Verdict.SKIPPED
+    assert found.reason == "no run has measured time{engine=eager}"
+
+
+def test_a_claim_that_nothing_can_be_held_against() -> None:
+    found = judged(claim(not_comparable="it is of another protocol"), both())
+
+    assert (found.verdict, found.reason) == (Verdict.NOT_APPLICABLE, "it is of another protocol")
+
+
+def test_invalid_rows_do_not_count_and_are_named() -> None:
+    found = judged(claim(minimum_repeats=6), invalid(both(), 0))
+
+    assert found.verdict is Verdict.INVALID
+    assert "5 valid repeats of the 6" in found.reason
+    assert found.exclusions[0].why == "INVALID: it throttled"
+    assert found.exclusions[0].row == 0
+
+
+def test_only_invalid_rows() -> None:
+    found = judged(value_claim(), invalid(record({"own": (1.0, 1.0)}), 0, 1))
+
+    assert found.verdict is Verdict.INVALID
+    assert "it throttled" in found.reason
+
+
+def test_too_few_repeats_are_invalid() -> None:
+    found = judged(claim(minimum_repeats=7), both())
+
+    assert found.verdict is Verdict.INVALID
+    assert "6 valid repeats of the 7" in found.reason
+
+
+def test_a_figure_without_a_logarithm_is_invalid() -> None:
+    assert judged(claim(), both(own=(0.0, *FAST[1:]))).verdict is Verdict.INVALID
+
+
+def test_what_is_not_a_number_is_not_reproduced() -> None:
+    diverged = record({"own": (1.0, math.nan, 1.0)})
+
+    assert judged(value_claim(), diverged).verdict is Verdict.NOT_REPRODUCED
+    assert judged(_ordering("own", "eager"), both(eager=(math.nan,) * 6)).verdict is (
+        Verdict.NOT_REPRODUCED
+    )
+
+
+def test_without_a_host_it_is_never_reproduced() -> None:
+    found = judged(claim(), dataclasses.replace(both(), host=None))
+
+    assert found.verdict is Verdict.REPRODUCED_TREND
+    assert "nobody recorded the host" in found.reason
+    assert "a run that the launcher starts could make it REPRODUCED" in found.flip
+
+
+def test_a_stand_in_is_never_reproduced() -> None:
+    image = ImageFacts("narrowgauge/cpu:local", "sha256:aa", "busybox", None, "tag", stand_in=True)
+
+    found = judged(claim(), both(facts=host(image=image)))
+
+    assert found.verdict is Verdict.REPRODUCED_TREND
+    assert "stand-in" in found.reason
+
+
+def test_on_other_hardware_only_the_direction_is_asked_for() -> None:
+    jetson = claim(device="Jetson AGX Xavier", expected={"any": {"figure": 9.0, "tolerance": 0.1}})
+
+    found = judged(jetson, both())
+
+    assert found.verdict is Verdict.REPRODUCED_TREND
+    assert not found.device_matches
+    assert "more than 1" in found.reason
+    against = judged(jetson, both(eager=FAST, own=SLOW))
+    assert against.verdict is Verdict.NOT_REPRODUCED
+    assert "Jetson AGX Xavier" in against.reason
+
+
+def test_an_absolute_figure_of_other_hardware_is_not_applicable() -> None:
+    found = judged(value_claim(device="NVIDIA H200"), both())
+
+    assert found.verdict is Verdict.NOT_APPLICABLE
+    assert "EPYC" in found.reason
+    assert judged(value_claim(device="epyc"), both()).verdict is Verdict.REPRODUCED
+
+
+def test_a_target_without_an_expectation_gets_the_shape_of_another() -> None:
+    desktop = claim(expected={"desktop": {"figure": 2.0, "tolerance": 0.1}})
+
+    assert judged(desktop, both()).verdict is Verdict.REPRODUCED_TREND
+    assert judged(desktop, both(target="desktop")).verdict is Verdict.REPRODUCED
+    assert judged(desktop, both()).expected_for == "desktop"
+
+
+def test_made_up_data_and_played_energy_do_not_count() -> None:
+    made_up = dataclasses.replace(both(), synthetic=True)
+    played = both()
+    for each in played.rows:
+        metrics = (dataclasses.replace(each.metrics[0], source="replay"),)
+        played = changed_row(played, each.index, metrics=metrics)
+
+    for bad, word in ((made_up, "made up"), (played, "played from a recording")):
+        found = judged(claim(), bad)
+        assert found.verdict is Verdict.SKIPPED
+        assert word in found.reason
+
+
+# Nothing unlike is put together.
+
+
+def _two(**changes: Any) -> tuple[Record, Record]:
+    older = both(run_id="20261121T100000Z-race-aaaaaa", eager=SLOW[:3], own=FAST[:3])
+    return older, both(run_id="20261122T100000Z-race-bbbbbb", **changes)
+
+
+def test_records_that_agree_are_put_together() -> None:
+    found = judged(claim(minimum_repeats=9), *_two())
+
+    assert found.verdict is Verdict.REPRODUCED
+    assert found.estimate is not None
+    assert found.estimate.repeats == 9
+    assert found.runs == ("20261122T100000Z-race-bbbbbb", "20261121T100000Z-race-aaaaaa")
+    assert found.disagreements == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "fact"),
+    [
+        ({"device": "Xeon"}, "device: Xeon / EPYC"),
+        ({"target": "desktop"}, "target: desktop / cpu"),
+        ({"limit": 5.0}, "parameter limit: 5.0 / 2.0"),
+    ],
+)
+def test_records_that_differ_in_a_checked_fact_are_not_and_it_is_named(
+    changes: dict[str, Any], fact: str
+) -> None:
+    found = judged(claim(minimum_repeats=9), *_two(**changes))
+
+    assert found.verdict is Verdict.INVALID  # 6 repeats and 3 are not 9
+    assert found.runs == ("20261122T100000Z-race-bbbbbb",)
+    assert found.disagreements == (
+        f"20261122T100000Z-race-bbbbbb / 20261121T100000Z-race-aaaaaa: {fact}",
+    )
+
+
+def test_every_checked_fact_is_checked() -> None:
+    one = both()
+    inside = one.inside
+    assert inside is not None
+    joules = tuple(
+        dataclasses.replace(r, metrics=(*r.metrics, Metric("energy", "J", "nvml-counter", (1.0,))))
+        for r in one.rows
+    )
+    facts = host()
+    mode = dataclasses.replace(facts, machine=dataclasses.replace(facts.machine, power_mode="15W"))
+    others = {
+        "torch": dataclasses.replace(one, inside=dataclasses.replace(inside, torch="1.8.0")),
+        "kernels_build": dataclasses.replace(
+            one, inside=dataclasses.replace(inside, kernels_build="k")
+        ),
+        "measurement": dataclasses.replace(one, inside=dataclasses.replace(inside, measurement=2)),
+        "power_mode": dataclasses.replace(one, host=mode),
+        "energy_source": dataclasses.replace(one, rows=joules),
+        "plan": dataclasses.replace(one, plan={"p": {"a": 1}}),
+    }
+    for fact, other in others.items():
+        later = dataclasses.replace(other, run_id="20261122T100000Z-race-bbbbbb")
+        (line,) = judged(claim(), one, later).disagreements
+        assert f": {fact}: " in line
+
+
+def test_rows_of_other_settings_than_the_profiles_do_not_count() -> None:
+    found = judged(claim(), both(epochs=1))
+
+    assert found.verdict is Verdict.SKIPPED
+    assert "epochs is 1, and the claim's profile has 4,9" in found.reason
+    # A larger profile's setting does, and so does a longer measurement of the same.
+    assert judged(claim(), both(epochs=9)).verdict is Verdict.REPRODUCED
+    assert judged(claim(), both(limit=60.0)).verdict is Verdict.REPRODUCED
+
+
+def test_of_settings_that_the_claim_leaves_open_the_worst_counts() -> None:
+    spec = race()
+    short = dataclasses.replace(spec.profiles["short"], values={"batch": (1, 8)})
+    spec = dataclasses.replace(spec, profiles={**spec.profiles, "short": short})
+    good, bad = both(), both(eager=FAST, batch=8)
+    rows = tuple(dataclasses.replace(r, index=i) for i, r in enumerate((*good.rows, *bad.rows)))
+    mixed = dataclasses.replace(good, rows=rows, parameters={**good.parameters, "batch": [1, 8]})
+
+    found = judge(claim(), spec, [mixed])
+
+    assert found.verdict is Verdict.NOT_REPRODUCED
+    assert "at batch=8, the worst of 2 settings" in found.reason
+
+
+def test_a_selection_that_names_less_than_another_is_no_repeat() -> None:
+    spec = race()
+    short = dataclasses.replace(spec.profiles["short"], values={"batch": (1, 8)})
+    spec = dataclasses.replace(spec, profiles={**spec.profiles, "short": short})
+    one = both()
+    for each in one.rows:
+        batch = 8 if each.parameters["engine"] == "eager" and each.repeat > 2 else 1
+        one = changed_row(one, each.index, parameters={**each.parameters, "batch": batch})
+    of = ["time{engine=eager}", "time{engine=own, batch=1}"]
+
+    found = judge(claim(metric={"operator": "ratio", "of": of}), spec, [one])
+
+    assert found.verdict is Verdict.INVALID
+    assert found.reason == "time{engine=eager} leaves batch open, and the rows differ in it"
+
+
+# Two modes.
+
+
+def _bimodal(low: float, high: float) -> Record:
+    """Rows whose samples lie half near `low`, half near `high`."""
+    samples = tuple(v * (1 + 0.0001 * i) for i in range(30) for v in (low, high))
+    one = record({"own": (1.0, 1.0, 1.0)})
+    for each in one.rows:
+        metric = dataclasses.replace(each.metrics[0], values=samples)
+        one = changed_row(one, each.index, metrics=(metric,))
+    return one
+
+
+def test_two_modes_that_decide_the_verdict_make_it_unstable() -> None:
+    found = judged(bound_claim(maximum=1.7), _bimodal(1.0, 2.0))
+
+    assert found.verdict is Verdict.UNSTABLE
+    assert "two modes in 3 of 3 rows" in found.bimodal
+    assert "one mode" in found.flip
+
+
+def test_two_modes_that_do_not_are_told_of_and_no_more() -> None:
+    found = judged(bound_claim(maximum=9.0), _bimodal(1.0, 2.0))
+
+    assert found.verdict is Verdict.REPRODUCED
+    assert "two modes" in found.bimodal
+
+
+# One sample.
+
+
+def test_one_sample_flips_the_verdict_that_it_should_and_no_other() -> None:
+    claims = {
+        "own": value_claim(),
+        "eager": value_claim(2.0, metric={"operator": "value", "of": ["time{engine=eager}"]}),
+        "order": _ordering("own", "eager"),
+    }
+    before = record({"eager": SLOW[:3], "own": FAST[:3]})
+    after = changed_sample(before, 1, 1.5)  # the first repeat of `own`
+
+    first = {name: judged(each, before).verdict for name, each in claims.items()}
+    second = {name: judged(each, after).verdict for name, each in claims.items()}
+
+    assert set(first.values()) == {Verdict.REPRODUCED}
+    assert second == {**first, "own": Verdict.UNSTABLE}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=8),
+    st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=8),
+)
+def test_any_samples_get_a_verdict(eager: list[float], own: list[float]) -> None:
+    some = record({"eager": tuple(eager), "own": tuple(own)})
+
+    for each in (
+        claim(minimum_repeats=1),
+        value_claim(minimum_repeats=1),
+        _ordering("own", "eager"),
+    ):
+        found = judged(each, some)
+        assert found.verdict in Verdict
+        assert found.reason
+        assert found.flip
+        if any(map(math.isnan, own)):
+            assert found.verdict is not Verdict.REPRODUCED

@@ -1,0 +1,183 @@
+"""`narrowgauge report` and `serve` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import report_cases as cases
+from result_cases import recorded
+
+from narrowgauge.cli.app import run_program
+from narrowgauge_contract.codec import dumps
+from narrowgauge_contract.errors import ExitCode
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def world(tmp_path: Path, tiny_checkout: Path) -> list[str]:
+    """A checkout without claims and results with one run, as options."""
+    recorded(tmp_path / "results")
+    return ["--project", str(tiny_checkout), "--results", str(tmp_path / "results")]
+
+
+def run(*words: str) -> tuple[int, str]:
+    errors = StringIO()
+    return run_program(list(words), os.environ, errors), errors.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("form", "suffix", "begins"),
+    [
+        ("html", "html", "<!DOCTYPE html>"),
+        ("markdown", "md", "# Verdicts on 8 claims"),
+        ("latex", "tex", "% Artifact appendix"),
+        ("csv", "csv", "verdict,experiment"),
+        ("json", "json", "{"),
+    ],
+)
+def test_each_format_is_written_beside_the_results(
+    form: str, suffix: str, begins: str, world: list[str], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    judged = tmp_path / "judged.json"
+    judged.write_text(dumps(cases.judged()))
+    code, errors = run("report", "--format", form, "--judged", str(judged), *world)
+    path = tmp_path / "results" / f"report.{suffix}"
+    said = capsys.readouterr()
+
+    assert (code, errors) == (0, "")
+    assert said.out.strip() == str(path)
+    assert "2 REPRODUCED" in said.err
+    assert path.read_text(encoding="utf-8").startswith(begins)
+
+
+def test_a_report_goes_to_standard_output(
+    world: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judged = tmp_path / "judged.json"
+    judged.write_text(dumps(cases.judged()))
+    code, _ = run("report", "--format", "json", "--out", "-", "--judged", str(judged), *world)
+
+    assert code == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["UNSTABLE"] == 1
+    assert not (tmp_path / "results" / "report.json").exists()
+
+
+def test_the_stored_records_are_judged_where_nothing_else_is_said(
+    world: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, errors = run("report", *world)
+
+    assert (code, errors) == (0, "")
+    assert "Verdicts on 0 claims" in (tmp_path / "results" / "report.html").read_text()
+    assert "report.html" in capsys.readouterr().out
+
+
+def test_a_page_is_filled_and_checked(world: list[str], tmp_path: Path) -> None:
+    judged, page = tmp_path / "judged.json", tmp_path / "ARTIFACT.md"
+    judged.write_text(dumps(cases.judged()))
+    page.write_text("<!-- verdicts -->\n<!-- /verdicts -->\n")
+    words = ["report", "--judged", str(judged), "--into", str(page)]
+
+    assert run(*words, "--check", *world)[0] != 0
+    assert run(*words, *world)[0] == 0
+    assert run(*words, "--check", *world)[0] == 0
+    judged.write_text(dumps(cases.judged([cases.ordering()])))
+    code, errors = run(*words, "--check", *world)
+    assert code == ExitCode.USAGE
+    assert "not those of the records" in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--format", "htm"], "did you mean 'html'"),
+        (["--check"], "--check needs a page"),
+        (["--judged", "none.json", "--replay"], "two sources"),
+        (["--judged", "none.json"], "none.json cannot be read"),
+        (["--out", "/proc/none/report.html"], "cannot write"),
+        (["--into", "none.md"], "cannot read none.md"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: list[str], why: str, world: list[str]) -> None:
+    code, errors = run("report", *words, *world)
+
+    assert code not in (0, ExitCode.INTERNAL)
+    assert why in errors
+
+
+def test_a_taken_port_is_refused(world: list[str]) -> None:
+    from narrowgauge.serve.server import bind
+
+    with bind(0) as listening:
+        code, errors = run("serve", "--port", str(listening.getsockname()[1]), *world)
+
+    assert code == ExitCode.USAGE
+    assert "something else does already" in errors
+
+
+def test_serving_begins_says_where_and_ends_by_ctrl_c(world: list[str], tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "narrowgauge", "serve", "--port", "0", *world],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stderr is not None
+    try:
+        address = re.search(r"http://127\.0\.0\.1:\d+/", child.stderr.readline())
+        assert address is not None
+        with urllib.request.urlopen(address.group(), timeout=20) as answer:
+            assert "20261121T100000Z-toy-aaaaaa" in answer.read().decode()
+        with urllib.request.urlopen(f"{address.group()}report", timeout=20) as answer:
+            assert "Verdicts on 0 claims" in answer.read().decode()
+        child.send_signal(signal.SIGINT)
+        _, rest = child.communicate(timeout=20)
+    finally:
+        child.kill()
+        child.communicate()
+    assert "Traceback" not in rest
+    assert child.returncode in (0, ExitCode.INTERRUPTED)
+
+
+def test_the_artifact_pages_verdicts_are_those_of_the_references() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "narrowgauge", "report", "--replay", "--check",
+         "--into", "ARTIFACT.md"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_appendix_compiles(tmp_path: Path) -> None:
+    latex = shutil.which("pdflatex")
+    if latex is None:
+        pytest.skip("no pdflatex here: apt-get install texlive-latex-base")
+    from narrowgauge.report.content import build
+    from narrowgauge.report.latex import latex_report
+
+    for name, judged in (("plain", cases.judged()), ("hostile", cases.hostile_judged())):
+        (tmp_path / f"{name}.tex").write_text(latex_report(build(judged, cases.cards())))
+    (tmp_path / "page.tex").write_text(
+        "\\documentclass[twocolumn]{article}\\usepackage[T1]{fontenc}\\begin{document}"
+        "\\input{plain}\\input{hostile}\\end{document}\n"
+    )
+    done = subprocess.run(
+        [latex, "-halt-on-error", "-interaction=nonstopmode", "-no-shell-escape", "page.tex"],
+        cwd=tmp_path, capture_output=True, check=False, timeout=120,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (tmp_path / "page.pdf").stat().st_size > 10_000
