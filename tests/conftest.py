@@ -25,14 +25,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="leave out the tests that need a Docker engine; nothing else leaves them out",
     )
+    parser.addoption(
+        "--no-cluster",
+        action="store_true",
+        help="leave out the tests that need Slurm's daemons; nothing else leaves them out",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # jax and OpenVINO start threads, and what is forked after that warns, hangs or dies.
     items.sort(key=lambda item: item.get_closest_marker("last") is not None)
-    if not config.getoption("--no-docker"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("docker")]
+    without = [name for name in ("docker", "cluster") if config.getoption(f"--no-{name}")]
+    left_out = [item for item in items if any(map(item.get_closest_marker, without))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]

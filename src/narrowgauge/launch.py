@@ -39,9 +39,11 @@ from narrowgauge.plan import (
 )
 from narrowgauge.progress import Reporter
 from narrowgauge.recording import StartFacts
+from narrowgauge.rendezvous import Rendezvous
 from narrowgauge.runner import (
     Session,
     StopRequest,
+    assist_job,
     attach,
     check_results,
     check_results_early,
@@ -69,6 +71,7 @@ __all__ = [
     "attach_to",
     "choose",
     "container_planner",
+    "draw_quietly",
     "executor_of",
     "image_finder",
     "my_turn",
@@ -86,12 +89,14 @@ NO_IMAGE = (DockerUnavailable, DockerPermission, BaseUnreachable, BuildFailed, T
 
 @dataclass(frozen=True)
 class World:
-    """What a command works in. `say` takes whole sentences for the user."""
+    """What a command works in. `say` takes whole sentences for the user; `meeting`: where other
+    machines are met that run the same job."""
 
     checkout: Checkout
     env: Mapping[str, str]
     host: Host
     say: Say
+    meeting: Rendezvous | None = None
 
     @property
     def user(self) -> User:
@@ -171,7 +176,8 @@ def run_all(
 ) -> list[tuple[RunFolder, Record]]:
     """Fetch the data, take the host, run every job of a launch in turn, draw each record.
 
-    A job that failed does not keep the next from running; one that was interrupted does.
+    A job that failed does not keep the next from running; one that was interrupted does. Where
+    another machine records the jobs, there are no records here.
     """
     from narrowgauge_contract.data_commands import LAUNCHER
     from narrowgauge_data import ensure
@@ -189,9 +195,12 @@ def run_all(
     with my_turn(world, launch.executor, first, wait) as rename, stop_signals(stop):
         for job in launch.jobs:
             rename(_holder(job, store))
+            if world.meeting is not None and not world.meeting.records:
+                assist_job(job, session)
+                continue
             folder, record = run_job(job, session)
             finished.append((folder, record))
-            _draw(folder, store, world.say)
+            draw_quietly(folder, store, world.say)
             if stop.requested:
                 break
     return finished
@@ -203,12 +212,20 @@ def attach_to(world: World, folder: RunFolder, *, wait: bool, reporter: Reporter
     store = Store(folder.path.parent.parent)
     stop = StopRequest()
     name = load_handle(folder.handle_path).executor if folder.handle_path.is_file() else NATIVE
+    if name == "slurm":
+        from narrowgauge.launch_slurm import attach_slurm
+
+        return attach_slurm(world, folder, reporter)
+    if name == "ssh":
+        from narrowgauge.launch_fleet import attach_fleet
+
+        return attach_fleet(world, folder, reporter)
     executor = executor_of(name, world)
     session = _session(world, executor, store, folder.path, reporter, stop)
     holder = lock.Holder(job.run_id, str(folder.path), os.getpid())
     with my_turn(world, executor, holder, wait), stop_signals(stop):
         record = attach(folder, session)
-    _draw(folder, store, world.say)
+    draw_quietly(folder, store, world.say)
     return record
 
 
@@ -235,7 +252,7 @@ def _holder(job: Job, store: Store) -> lock.Holder:
     return lock.Holder(job.run_id, str(store.root / job.experiment / job.run_id), os.getpid())
 
 
-def _draw(folder: RunFolder, store: Store, say: Say) -> None:
+def draw_quietly(folder: RunFolder, store: Store, say: Say) -> None:
     """Pictures can be drawn again (`results draw`), so their failure must not hide the record."""
     from narrowgauge.draw import draw_run
     from narrowgauge.noise import Floors
@@ -284,7 +301,9 @@ def _native(
     def ensure() -> Path:
         return ensure_lab_python(world.checkout, world.host, world.env, world.say, lab_python)
 
-    executor = NativeExecutor(world.checkout.source, world.env, ensure_python=ensure)
+    met = world.meeting.environment() if world.meeting is not None else {}
+    env = {**world.env, **met}
+    executor = NativeExecutor(world.checkout.source, env, ensure_python=ensure)
     executor.prepare()
     name = target.name if target is not None else NATIVE
     named = tuple(dataclasses.replace(job, target=name) for job in jobs)
@@ -321,6 +340,7 @@ def container_planner(world: World, target: Target) -> PlanContainer:
             places=places,
             user=world.user,
             accelerator=choose_accelerator(target, facts.runtimes, facts.cdi),
+            meeting=world.meeting,
         )
 
     return plan
@@ -337,6 +357,15 @@ def executor_of(name: str, world: World) -> Executor:
         from narrowgauge.executors.native import NativeExecutor
 
         return NativeExecutor(world.checkout.source, world.env)
+    if name == "slurm":
+        from narrowgauge.executors.slurm import SlurmExecutor
+        from narrowgauge.slurm.asking import SlurmAsk
+
+        return SlurmExecutor(SlurmAsk(), world.env, world.say)
+    if name == "ssh":
+        from narrowgauge.executors.ssh import SshExecutor
+
+        return SshExecutor(world.env, say=world.say)
     raise UnknownNameError("executor", name, EXECUTORS[1:])
 
 

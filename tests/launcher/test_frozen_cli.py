@@ -21,13 +21,17 @@ from narrowgauge.cli.app import MODULES, build_app
 FROZEN = """
 narrowgauge --version
 narrowgauge attach RUN --results --project --wait --json
-narrowgauge compare RUN RUN --results --project --json
+narrowgauge compare RUN RUN [RUN] --plot --results --project --json
 narrowgauge data
 narrowgauge data fetch [SET] --data --from
 narrowgauge data pack SET --max --out --data
 narrowgauge data unpack PART --data
 narrowgauge data verify [SET] --data --repair --json
 narrowgauge doctor --explain --on --project --json
+narrowgauge hosts
+narrowgauge hosts add NAME ADDRESS --user --port --target --device... --data --label... --project
+narrowgauge hosts doctor [NAME] --project --json
+narrowgauge hosts list --project --json
 narrowgauge images
 narrowgauge images build TARGET --base --wheels --no-cache --frozen --project
 narrowgauge images load FILE --project
@@ -52,15 +56,18 @@ narrowgauge placement show PLAN --toml --json
 narrowgauge placement solve [RUN] --network-elsewhere --precision --memory --what-if --row --out \
 --results --project --json
 narrowgauge plan EXPERIMENT --on --executor --profile -p/--parameter... --seed --results --data \
---project --json
+--project --kubernetes... --json
 narrowgauge results --experiment --status --limit --results --project --json
 narrowgauge results draw [RUN] --results --project
 narrowgauge results export RUN --reference --out --results --project
 narrowgauge results tables [EXPERIMENT] --check --project
 narrowgauge run EXPERIMENT --on --executor --profile -p/--parameter... --seed --results --data \
---project --lab-python --wait --json
+--project --lab-python --wait --slurm... --kubernetes... --node --host... --all --label \
+--spread --json
 narrowgauge shell [COMMAND] --on --executor --data --project --lab-python
 narrowgauge show [RUN] --results --project --json
+narrowgauge sweep FILE --on --executor --slurm... --results --data --project --lab-python --plan \
+--show --wait --json
 narrowgauge weights
 narrowgauge weights import FILE --name --recipe --store
 narrowgauge weights list --store --json
