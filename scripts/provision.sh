@@ -50,9 +50,16 @@ can_build() {
 
 can_emulate() { [ "$(uname -m)" = aarch64 ] || [ -f /proc/sys/fs/binfmt_misc/qemu-aarch64 ]; }
 
+slurm_is_there() {
+    local name
+    for name in slurmctld slurmd munged sbatch; do
+        PATH=$PATH:/usr/sbin:/sbin command -v $name >/dev/null || return 1
+    done
+}
+
 #: Prints one line for each thing that is missing: its name, a tab, and what installs it.
 list_missing() {
-    local docker=$1 slow=$2
+    local docker=$1 slow=$2 cluster=$3
     newest_python >/dev/null ||
         printf 'python\tapt-get install python3 python3-venv   (3.10 or newer)\n'
     python38 >/dev/null ||
@@ -62,23 +69,27 @@ list_missing() {
     command -v git >/dev/null || printf 'git\tapt-get install git\n'
     command -v chromium >/dev/null || command -v google-chrome >/dev/null ||
         printf 'chromium\tapt-get install chromium, or google-chrome where that is a snap\n'
+    [ -z "$cluster" ] || slurm_is_there ||
+        printf 'slurm\tapt-get install slurm-wlm munge\n'
     [ -n "$docker" ] || return 0
     engine_answers ||
         printf 'engine\tapt-get install docker.io, and start it: systemctl start docker\n'
     compose_answers ||
         printf 'compose\tapt-get install docker-compose-v2, or docker-compose of Debian 13\n'
     can_build || printf 'buildx\tapt-get install docker-buildx\n'
+    PATH=$PATH:/usr/sbin command -v sshd >/dev/null ||
+        printf 'sshd\tapt-get install openssh-server   (not started by this)\n'
     command -v debootstrap >/dev/null || docker image inspect "$NARROWGAUGE_TEST_BASE" \
         >/dev/null 2>&1 || printf 'debootstrap\tapt-get install debootstrap\n'
     [ -n "$slow" ] || return 0
     can_emulate || printf 'emulation\tapt-get install qemu-user-static binfmt-support\n'
 }
 
-#: require PROVISION DOCKER SLOW: returns when everything is there, else exits with the list.
+#: require PROVISION DOCKER SLOW CLUSTER: returns when everything is there, else exits with the list.
 require() {
-    local provision=$1 docker=$2 slow=$3 missing answer
+    local provision=$1 docker=$2 slow=$3 cluster=$4 missing answer
     use_own_plugins
-    missing=$(list_missing "$docker" "$slow")
+    missing=$(list_missing "$docker" "$slow" "$cluster")
     [ -n "$missing" ] || return 0
     if [ -z "$provision" ]; then
         show_missing "$missing"
@@ -90,7 +101,7 @@ require() {
         case $answer in [yY]*) ;; *) exit 14 ;; esac
     fi
     provide "$missing"
-    missing=$(list_missing "$docker" "$slow")
+    missing=$(list_missing "$docker" "$slow" "$cluster")
     [ -n "$missing" ] || return 0
     show_missing "$missing"
     exit 14
@@ -117,10 +128,12 @@ apt_install() {
 
 provide_python() { apt_install python3 python3-venv; }
 provide_g++() { apt_install g++; }
+provide_slurm() { apt_install --no-install-recommends slurm-wlm munge; }
 provide_git() { apt_install git; }
 provide_chromium() { apt_install --no-install-recommends chromium fonts-dejavu-core; }
 provide_busybox() { apt_install busybox; }
 provide_debootstrap() { apt_install debootstrap debian-archive-keyring; }
+provide_sshd() { apt_install openssh-server; }
 provide_engine() { command -v dockerd >/dev/null || apt_install docker.io; }
 provide_compose() { plugin compose docker-compose-v2 docker-compose-plugin docker-compose; }
 provide_buildx() { plugin buildx docker-buildx docker-buildx-plugin docker-buildx; }

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The whole suite that is not marked slow or gpu, container tests included.
-#   ./scripts/test.sh [--provision] [--no-docker] [--slow] [words for pytest]
+#   ./scripts/test.sh [--provision] [--no-docker] [--no-cluster] [--slow] [words for pytest]
 # CI=1 or --provision installs and starts what is missing; otherwise it is listed and asked for.
-# An engine that is already there is used as it is. --no-docker leaves the container tests out.
+# An engine that is already there is used as it is. --no-docker leaves the container tests out,
+# --no-cluster those that start Slurm's daemons.
 # Everything it makes is kept in .test/, so a second run is quicker.
 # shellcheck disable=SC2317,SC2329 # most functions are started by `stage`
 set -uo pipefail
@@ -21,13 +22,14 @@ logs=$state/logs reports=$state/reports stages=$state/stages.tsv
 # shellcheck source=scripts/provision.sh
 . scripts/provision.sh
 
-provision=${CI:+yes} docker=yes slow='' marks='not slow and not gpu' words=()
+provision=${CI:+yes} docker=yes cluster=yes slow='' marks='not slow and not gpu' words=()
 for word in "$@"; do
     case $word in
     --provision) provision=yes ;;
     --no-docker) docker= ;;
+    --no-cluster) cluster= ;;
     --slow) slow=yes marks='not gpu' ;;
-    -h | --help) sed -n '2,6p' "$0" && exit 0 ;;
+    -h | --help) sed -n '2,7p' "$0" && exit 0 ;;
     *) words+=("$word") ;;
     esac
 done
@@ -164,10 +166,13 @@ static_checks() {
 
 host_track() {
     local code=0
-    stage host-install venv host "$new_python" --editable '.[test,dev]' || return 1
+    stage host-install venv host "$new_python" --editable '.[test,dev,slurm,sweep,kubernetes]' || return 1
     stage static static_checks || code=1
     stage host-tests run_tests host "$state/host/bin/python" \
         tests/architecture tests/datasets tests/images tests/launcher || code=1
+    if [ -n "$cluster" ]; then
+        stage cluster-tests run_tests cluster "$state/host/bin/python" tests/cluster || code=1
+    fi
     if [ -n "$docker" ]; then
         { await base && await wheels-desktop && await objects && stage container-tests run_tests containers "$state/host/bin/python" \
             tests/e2e; } || code=1
@@ -216,7 +221,7 @@ rm -f "$logs"/* "$reports"/* "$stages"
 trap 'finish 130' INT TERM
 trap 'finish $?' EXIT
 begin=$SECONDS
-require "$provision" "$docker" "$slow"
+require "$provision" "$docker" "$slow" "$cluster"
 new_python=$(newest_python)
 old_python=$(python38)
 

@@ -19,7 +19,7 @@ if importlib.util.find_spec("hypothesis") is not None:
     )
     settings.load_profile("unhurried")
 
-_LEFT_OUT = {"docker": "a Docker engine", "browser": "Chromium"}
+_LEFT_OUT = {"docker": "a Docker engine", "browser": "Chromium", "cluster": "Slurm's daemons"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from narrowgauge.targets import Accelerator
 
 __all__ = [
+    "LABEL_DEVICE",
     "LABEL_EXPERIMENT",
     "LABEL_FOLDER",
     "LABEL_NOTEBOOK",
@@ -30,11 +31,12 @@ __all__ = [
 LABEL_RUN = "io.narrowgauge.run"
 LABEL_EXPERIMENT = "io.narrowgauge.experiment"
 LABEL_FOLDER = "io.narrowgauge.folder"
+#: Which device of a board the run has; without it, all of them.
+LABEL_DEVICE = "io.narrowgauge.device"
 #: A notebook's container, and the network that it alone is in.
 LABEL_NOTEBOOK = "io.narrowgauge.notebook"
 
 _LOOPBACK = "127.0.0.1"
-_CDI_DEVICE = "nvidia.com/gpu=all"
 #: A chatty run must not fill the host's disk: the engine's own log has no bound by default.
 _LOG_OPTIONS = {"max-size": "10m", "max-file": "2"}
 
@@ -53,7 +55,8 @@ class ContainerPlan:
     """One container. `environment`, `labels` and `tmpfs` are pairs in a fixed order.
 
     `cache_volume` is mounted at /cache. `entrypoint` None keeps the image's. `groups` are extra
-    numeric groups for device files. `shm_bytes` sizes /dev/shm. `ports` are pairs of a port of this
+    numeric groups for device files. `cpus` (`0-3`) and `gpu` (`0`) narrow what it gets of the host;
+    None is all. `shm_bytes` sizes /dev/shm. `ports` are pairs of a port of this
     host's loopback, and nowhere else, and the container's; they need another `network` than none.
     """
 
@@ -76,6 +79,8 @@ class ContainerPlan:
     security_options: tuple[str, ...] = ("no-new-privileges",)
     init: bool = True
     shm_bytes: int = 1 << 30
+    cpus: str | None = None
+    gpu: str | None = None
     log_options: dict[str, str] = field(default_factory=lambda: dict(_LOG_OPTIONS))
 
     def all_environment(self) -> tuple[tuple[str, str], ...]:
@@ -85,7 +90,7 @@ class ContainerPlan:
         return (
             *self.environment,
             ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
-            ("NVIDIA_VISIBLE_DEVICES", "all"),
+            ("NVIDIA_VISIBLE_DEVICES", self.gpu or "all"),
         )
 
 
@@ -110,7 +115,9 @@ def create_body(plan: ContainerPlan) -> dict[str, Any]:
         "AutoRemove": False,
         "RestartPolicy": {"Name": "no"},
     }
-    host.update(_accelerator_body(plan.accelerator))
+    if plan.cpus is not None:
+        host["CpusetCpus"] = plan.cpus
+    host.update(_accelerator_body(plan.accelerator, plan.gpu))
     body: dict[str, Any] = {
         "Image": plan.image,
         "Cmd": list(plan.command),
@@ -154,7 +161,8 @@ def docker_run_words(plan: ContainerPlan, mode: tuple[str, ...] = ("--detach",))
     words += ["--log-driver", "json-file"]
     for name, value in plan.log_options.items():
         words += ["--log-opt", f"{name}={value}"]
-    words += _accelerator_words(plan.accelerator)
+    words += ["--cpuset-cpus", plan.cpus] if plan.cpus is not None else []
+    words += _accelerator_words(plan.accelerator, plan.gpu)
     for path, options in plan.tmpfs:
         words += ["--tmpfs", f"{path}:{options}"]
     for bind in plan.binds:
@@ -181,25 +189,30 @@ def docker_run_line(plan: ContainerPlan) -> str:
     return " \\\n  ".join(lines)
 
 
-def _accelerator_body(accelerator: Accelerator) -> dict[str, Any]:
+def _accelerator_body(accelerator: Accelerator, gpu: str | None) -> dict[str, Any]:
     if accelerator is Accelerator.DEVICE_REQUEST:
-        request = {"Driver": "", "Count": -1, "Capabilities": [["gpu"]], "Options": {}}
+        which: dict[str, Any] = {"Count": -1} if gpu is None else {"DeviceIDs": [gpu]}
+        request = {"Driver": "", **which, "Capabilities": [["gpu"]], "Options": {}}
         return {"DeviceRequests": [request]}
     if accelerator is Accelerator.CDI:
-        return {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": [_CDI_DEVICE]}]}
+        return {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": [_cdi_device(gpu)]}]}
     if accelerator is Accelerator.NVIDIA_RUNTIME:
         return {"Runtime": "nvidia"}
     return {}
 
 
-def _accelerator_words(accelerator: Accelerator) -> list[str]:
+def _accelerator_words(accelerator: Accelerator, gpu: str | None) -> list[str]:
     if accelerator is Accelerator.DEVICE_REQUEST:
-        return ["--gpus", "all"]
+        return ["--gpus", "all" if gpu is None else f"device={gpu}"]
     if accelerator is Accelerator.CDI:
-        return ["--device", _CDI_DEVICE]
+        return ["--device", _cdi_device(gpu)]
     if accelerator is Accelerator.NVIDIA_RUNTIME:
         return ["--runtime", "nvidia"]
     return []
+
+
+def _cdi_device(gpu: str | None) -> str:
+    return f"nvidia.com/gpu={'all' if gpu is None else gpu}"
 
 
 def _mount_word(kind: str, source: str, target: str, read_only: bool) -> str:

@@ -28,6 +28,8 @@ __all__ = [
     "BuildFailed",
     "BundleDamaged",
     "Busy",
+    "ClusterRefused",
+    "ClusterUnreachable",
     "ContainerRefused",
     "DamagedRecordError",
     "DataCorrupt",
@@ -154,6 +156,18 @@ class Killed(NarrowgaugeError):
     """The run ended without a word: killed from outside, or its container was removed."""
 
     exit_code = ExitCode.KILLED
+
+
+class ClusterUnreachable(NarrowgaugeError):
+    """The scheduler's controller, or its commands, do not answer."""
+
+    exit_code = ExitCode.CLUSTER_UNREACHABLE
+
+
+class ClusterRefused(NarrowgaugeError):
+    """The scheduler answers, and will not take this job or cannot run it."""
+
+    exit_code = ExitCode.CLUSTER_REFUSED
 
 
 class NoValidRow(NarrowgaugeError):

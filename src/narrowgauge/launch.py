@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from narrowgauge import lock
 from narrowgauge.catalog import load_experiment
 from narrowgauge.checkout import Checkout, git_facts
 from narrowgauge.errors import (
     BaseUnreachable,
     BuildFailed,
-    Busy,
     DockerPermission,
     DockerUnavailable,
     NarrowgaugeError,
@@ -26,6 +24,7 @@ from narrowgauge.errors import (
     UnknownNameError,
 )
 from narrowgauge.executors.base import Executor, ExecutorFacts, load_handle
+from narrowgauge.lock import Holder
 from narrowgauge.machine import Host, machine_facts
 from narrowgauge.plan import (
     NATIVE,
@@ -39,9 +38,11 @@ from narrowgauge.plan import (
 )
 from narrowgauge.progress import Reporter
 from narrowgauge.recording import StartFacts
+from narrowgauge.rendezvous import Rendezvous
 from narrowgauge.runner import (
     Session,
     StopRequest,
+    assist_job,
     attach,
     check_results,
     check_results_early,
@@ -51,6 +52,7 @@ from narrowgauge.runner import (
 from narrowgauge.selection import check_experiment, choose_accelerator, pick_target
 from narrowgauge.store import RunFolder, Store
 from narrowgauge.targets import Target, load_targets
+from narrowgauge.turns import holder_of, my_turn
 from narrowgauge_contract.job import Job
 from narrowgauge_contract.record import ImageFacts, Record
 from narrowgauge_contract.spec import ExperimentSpec
@@ -69,9 +71,9 @@ __all__ = [
     "attach_to",
     "choose",
     "container_planner",
+    "draw_quietly",
     "executor_of",
     "image_finder",
-    "my_turn",
     "prepare",
     "run_all",
     "start_facts",
@@ -86,12 +88,14 @@ NO_IMAGE = (DockerUnavailable, DockerPermission, BaseUnreachable, BuildFailed, T
 
 @dataclass(frozen=True)
 class World:
-    """What a command works in. `say` takes whole sentences for the user."""
+    """What a command works in. `say` takes whole sentences for the user; `meeting`: where other
+    machines are met that run the same job."""
 
     checkout: Checkout
     env: Mapping[str, str]
     host: Host
     say: Say
+    meeting: Rendezvous | None = None
 
     @property
     def user(self) -> User:
@@ -178,8 +182,9 @@ def run_all(
 ) -> list[tuple[RunFolder, Record]]:
     """Fetch the data, take the host, run every job of a launch in turn, draw each record.
 
-    A job that failed does not keep the next from running; one that was interrupted does. `stop`:
-    whoever else may ask to stop, besides signals.
+    A job that failed does not keep the next from running; one that was interrupted does. Where
+    another machine records the jobs, there are no records here. `stop`: whoever else may ask to
+    stop, besides signals.
     """
     from narrowgauge_contract.data_commands import LAUNCHER
     from narrowgauge_data import ensure
@@ -193,13 +198,16 @@ def run_all(
     stop = stop or StopRequest()
     session = _session(world, launch.executor, store, data, reporter, stop)
     finished = []
-    first = _holder(launch.jobs[0], store)
-    with my_turn(world, launch.executor, first, wait) as rename, stop_signals(stop):
+    first = holder_of(launch.jobs[0], store)
+    with _turn(world, launch.executor, first, wait) as rename, stop_signals(stop):
         for job in launch.jobs:
-            rename(_holder(job, store))
+            rename(holder_of(job, store))
+            if world.meeting is not None and not world.meeting.records:
+                assist_job(job, session)
+                continue
             folder, record = run_job(job, session)
             finished.append((folder, record))
-            _draw(folder, store, world.say)
+            draw_quietly(folder, store, world.say)
             if stop.requested:
                 break
     return finished
@@ -211,12 +219,19 @@ def attach_to(world: World, folder: RunFolder, *, wait: bool, reporter: Reporter
     store = Store(folder.path.parent.parent)
     stop = StopRequest()
     name = load_handle(folder.handle_path).executor if folder.handle_path.is_file() else NATIVE
+    if name == "slurm":
+        from narrowgauge.launch_slurm import attach_slurm
+
+        return attach_slurm(world, folder, reporter)
+    if name == "ssh":
+        from narrowgauge.launch_fleet import attach_fleet
+
+        return attach_fleet(world, folder, reporter)
     executor = executor_of(name, world)
     session = _session(world, executor, store, folder.path, reporter, stop)
-    holder = lock.Holder(job.run_id, str(folder.path), os.getpid())
-    with my_turn(world, executor, holder, wait), stop_signals(stop):
+    with _turn(world, executor, holder_of(job, store), wait), stop_signals(stop):
         record = attach(folder, session)
-    _draw(folder, store, world.say)
+    draw_quietly(folder, store, world.say)
     return record
 
 
@@ -239,11 +254,14 @@ def _session(
     )
 
 
-def _holder(job: Job, store: Store) -> lock.Holder:
-    return lock.Holder(job.run_id, str(store.root / job.experiment / job.run_id), os.getpid())
+def _turn(
+    world: World, executor: Executor, holder: Holder, wait: bool
+) -> AbstractContextManager[Callable[[Holder], None]]:
+    named = functools.partial(executor_of, world=world)
+    return my_turn(executor, holder, executor_of=named, env=world.env, wait=wait, say=world.say)
 
 
-def _draw(folder: RunFolder, store: Store, say: Say) -> None:
+def draw_quietly(folder: RunFolder, store: Store, say: Say) -> None:
     """Pictures can be drawn again (`results draw`), so their failure must not hide the record."""
     from narrowgauge.draw import draw_run
     from narrowgauge.noise import Floors
@@ -292,7 +310,9 @@ def _native(
     def ensure() -> Path:
         return ensure_lab_python(world.checkout, world.host, world.env, world.say, lab_python)
 
-    executor = NativeExecutor(world.checkout.source, world.env, ensure_python=ensure)
+    met = world.meeting.environment() if world.meeting is not None else {}
+    env = {**world.env, **met}
+    executor = NativeExecutor(world.checkout.source, env, ensure_python=ensure)
     executor.prepare()
     name = target.name if target is not None else NATIVE
     named = tuple(dataclasses.replace(job, target=name) for job in jobs)
@@ -329,6 +349,7 @@ def container_planner(world: World, target: Target) -> PlanContainer:
             places=places,
             user=world.user,
             accelerator=choose_accelerator(target, facts.runtimes, facts.cdi),
+            meeting=world.meeting,
         )
 
     return plan
@@ -345,48 +366,18 @@ def executor_of(name: str, world: World) -> Executor:
         from narrowgauge.executors.native import NativeExecutor
 
         return NativeExecutor(world.checkout.source, world.env)
+    if name == "slurm":
+        from narrowgauge.executors.slurm import SlurmExecutor
+        from narrowgauge.slurm.asking import SlurmAsk
+
+        return SlurmExecutor(SlurmAsk(), world.env, world.say)
+    if name == "ssh":
+        from narrowgauge.executors.ssh import SshExecutor
+
+        return SshExecutor(world.env, say=world.say)
     raise UnknownNameError("executor", name, EXECUTORS[1:])
 
 
 def start_facts(world: World, engine: str | None) -> StartFacts:
     """The host and the commit, gathered once the run is going."""
     return StartFacts(machine_facts(docker=engine), git_facts(world.checkout.root))
-
-
-@contextmanager
-def my_turn(
-    world: World, executor: Executor, holder: lock.Holder, wait: bool
-) -> Iterator[Callable[[lock.Holder], None]]:
-    """Hold the host for measuring. Raises Busy, naming the run in the way, unless `wait`."""
-
-    def still_running(other: lock.Holder) -> bool:
-        try:
-            handle = load_handle(Path(other.folder) / "handle.json")
-            return executor_of(handle.executor, world).alive(handle)
-        except (NarrowgaugeError, OSError):
-            return False  # no handle, no engine: then nothing of it runs
-
-    path = lock.default_lock_file(world.env)
-    with lock.hold(path, holder, still_running=still_running, wait=wait, note=world.say) as rename:
-        _wait_for_containers(executor, holder, wait, world.say)
-        yield rename
-
-
-def _wait_for_containers(executor: Executor, holder: lock.Holder, wait: bool, say: Say) -> None:
-    """Containers of ours that no lock speaks of: started by hand from a planned line."""
-    told = False
-    while True:
-        others = [run for run in executor.running() if run != holder.run_id]
-        if not others:
-            return
-        if not wait:
-            raise Busy(
-                f"a container on this host is measuring {others[0]}",
-                why="one run at a time, or they measure each other",
-                next_step="--wait starts when it has ended;"
-                f" narrowgauge attach {others[0]} watches it",
-            )
-        if not told:
-            say(f"waiting for {others[0]} to end")
-            told = True
-        time.sleep(1.0)

@@ -17,6 +17,7 @@ from narrowgauge.container import (
     Bind,
     ContainerPlan,
 )
+from narrowgauge.rendezvous import Rendezvous
 from narrowgauge.targets import Accelerator, Target
 from narrowgauge_contract.job import Job, parse_overrides, resolve_all
 from narrowgauge_contract.placement_files import read_plans
@@ -153,8 +154,11 @@ def plan_container(
     places: Places,
     user: User,
     accelerator: Accelerator,
+    meeting: Rendezvous | None = None,
 ) -> ContainerPlan:
-    """The container for one Job. `image` and `cache` name the image and the cache volume."""
+    """The container for one Job. `image` and `cache` name the image and the cache volume. With a
+    `meeting` it has the host's network: the machines connect to each other at ports of their own
+    choice."""
     binds = [
         Bind(str(places.job), "/job.json", True),
         Bind(str(places.out), "/out", False),
@@ -171,7 +175,8 @@ def plan_container(
         binds=tuple(binds),
         cache_volume=cache,
         accelerator=accelerator,
-        environment=_ENVIRONMENT,
+        environment=(*_ENVIRONMENT, *(meeting.environment().items() if meeting else ())),
+        network="none" if meeting is None else "host",
         labels=(
             (LABEL_RUN, job.run_id),
             (LABEL_EXPERIMENT, job.experiment),

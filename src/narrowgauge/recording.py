@@ -13,9 +13,17 @@ from narrowgauge_contract.errors import DamagedRecordError, ExitCode
 from narrowgauge_contract.events import EventTail
 from narrowgauge_contract.job import Job
 from narrowgauge_contract.outcome import ErrorInfo, Outcome, Status
-from narrowgauge_contract.record import GitFacts, HostFacts, MachineFacts, Record, compose
+from narrowgauge_contract.record import (
+    GitFacts,
+    HostFacts,
+    MachineFacts,
+    Record,
+    SchedulerFacts,
+    compose,
+)
 
 __all__ = [
+    "SCHEDULER_FILE",
     "StartFacts",
     "compose_record",
     "interrupted",
@@ -23,6 +31,9 @@ __all__ = [
     "problem_of",
     "record_run",
 ]
+
+#: Where a cluster's node writes what its scheduler gave the run.
+SCHEDULER_FILE = "scheduler.json"
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,8 @@ def compose_record(folder: RunFolder, handle: Handle, ending: Ending, start: Sta
         exceptions=(*handle.exceptions, *exceptions),
         log_tail=ending.log_tail,
         error=ending.error,
+        scheduler=_scheduler(folder),
+        board=handle.board,
     )
     tail = EventTail(folder.events_path)
     record = compose(job, outcome, tail.poll(), facts)
@@ -139,6 +152,15 @@ def _without_outcome(record: Record, ending: Ending) -> Record:
     return dataclasses.replace(
         record, status=Status.FAILED, exit_code=int(ExitCode.RUN_FAILED), error=error
     )
+
+
+def _scheduler(folder: RunFolder) -> SchedulerFacts | None:
+    """What the cluster's node wrote down; None for a run that no scheduler started."""
+    path = folder.path / SCHEDULER_FILE
+    try:
+        return decode(SchedulerFacts, read_json(path), str(path))
+    except (OSError, DamagedRecordError):
+        return None
 
 
 def _show(folder: RunFolder) -> str:

@@ -6,15 +6,23 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
-from narrowgauge.errors import NarrowgaugeError, UsageError, disk_full, results_unwritable
+from narrowgauge.errors import (
+    NarrowgaugeError,
+    UsageError,
+    disk_full,
+    ended_badly,
+    results_unwritable,
+)
 from narrowgauge.executors.base import (
     ENDING_FILE,
+    STOP_TIMEOUT_S,
     Executor,
     Handle,
     load_ending,
@@ -25,15 +33,19 @@ from narrowgauge.plan import Places
 from narrowgauge.progress import Reporter
 from narrowgauge.recording import StartFacts, interrupted, load_start_facts, record_run
 from narrowgauge.store import RunFolder, Store
+from narrowgauge_contract.errors import ExitCode
 from narrowgauge_contract.job import Job
 from narrowgauge_contract.record import Record
 
 __all__ = [
+    "ArrayExecutor",
     "Session",
     "StopRequest",
+    "assist_job",
     "attach",
     "check_results",
     "check_results_early",
+    "run_array",
     "run_job",
     "stop_signals",
 ]
@@ -51,7 +63,9 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class Session:
-    """Everything a run needs of the world. `start_facts` gets the engine's version."""
+    """Everything a run needs of the world. `start_facts` gets the engine's version; `elsewhere`:
+    the run is on another machine, which writes them itself, and these are for where it could not.
+    """
 
     executor: Executor
     store: Store
@@ -60,6 +74,17 @@ class Session:
     start_facts: Callable[[str | None], StartFacts]
     reporter: Reporter
     stop: StopRequest
+    elsewhere: bool = False
+
+
+class ArrayExecutor(Executor, Protocol):
+    """An executor that starts and cancels several jobs by one request."""
+
+    def start_all(self, runs: Sequence[tuple[Job, Places]]) -> list[Handle]:
+        """Start jobs; all or none."""
+
+    def cancel_all(self, handles: Sequence[Handle], timeout_s: int = STOP_TIMEOUT_S) -> None:
+        """Cancel them, as `cancel` does one."""
 
 
 def check_results(root: Path) -> None:
@@ -129,6 +154,64 @@ def run_job(job: Job, session: Session) -> tuple[RunFolder, Record]:
     return folder, _watch(folder, job, handle, session)
 
 
+def assist_job(job: Job, session: Session) -> None:
+    """Do this machine's part of a job that another machine records. Its folder stays only where
+    that failed. Raises the error of the lab's exit code, and what starting raises."""
+    folder = session.store.new_run(job)
+    data = session.data if job.data_sets else None
+    try:
+        handle = session.executor.start(
+            job, Places(folder.path.resolve(), session.experiments, data)
+        )
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    try:
+        session.reporter.begin(job)
+        _follow(folder, handle, session)
+    except KeyboardInterrupt:
+        session.executor.cancel(handle, timeout_s=0)
+    finally:
+        session.reporter.end()
+    ending = session.executor.collect(handle, folder.path)
+    if ending.exit_code != ExitCode.OK:
+        what = ending.error.what if ending.error else "this machine's part of the run failed"
+        raise ended_badly(
+            ending.exit_code,
+            what,
+            why=ending.log_tail[-2000:].strip(),
+            next_step=f"its log is in {folder.path}",
+        )
+    shutil.rmtree(folder.path, ignore_errors=True)
+    session.reporter.note("this machine's part is done; node 0 records the run")
+
+
+def run_array(
+    jobs: Sequence[Job], executor: ArrayExecutor, session: Session
+) -> Iterator[tuple[RunFolder, Record]]:
+    """Start jobs at once, and watch and record one after the other, in their order.
+
+    Where a stop is asked for, all that are left are cancelled, and recorded as they ended.
+    """
+    folders = [session.store.new_run(job) for job in jobs]
+    places = [
+        Places(each.path.resolve(), session.experiments, session.data if job.data_sets else None)
+        for each, job in zip(folders, jobs, strict=True)
+    ]
+    try:
+        handles = executor.start_all(list(zip(jobs, places, strict=True)))
+    except BaseException:
+        for folder in folders:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    cancelled = False
+    for index, (folder, job, handle) in enumerate(zip(folders, jobs, handles, strict=True)):
+        yield folder, _watch(folder, job, handle, session)
+        if session.stop.requested and not cancelled:
+            cancelled = True
+            executor.cancel_all(handles[index + 1 :])
+
+
 def attach(folder: RunFolder, session: Session) -> Record:
     """Watch, collect and record a run that another launcher started.
 
@@ -168,7 +251,8 @@ def _watch(folder: RunFolder, job: Job, handle: Handle, session: Session) -> Rec
     """From a running job to its record."""
     start: StartFacts | None = None
     try:
-        start = _start_facts(folder, handle, session)
+        if not session.elsewhere:
+            start = _start_facts(folder, handle, session)
         session.reporter.begin(job)
         _follow(folder, handle, session)
     except KeyboardInterrupt:

@@ -125,6 +125,8 @@ def warnings_of(view: RunView) -> tuple[str, ...]:
         found.append("started without the launcher: nothing is known of the host")
     if record.events_damaged:
         found.append(f"{record.events_damaged} event lines could not be read")
+    if host is not None and host.scheduler is not None and host.scheduler.indicative:
+        found.append(f"indicative only: {host.scheduler.indicative}")
     if host is not None:
         found += [f"exception: {exception}" for exception in host.exceptions]
     return (*found, *_cache_notes(record))

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
-from narrowgauge_contract.codec import decode, encode, read_json, write_json_atomic
+from narrowgauge_contract.codec import LATER, decode, encode, read_json, write_json_atomic
 from narrowgauge_contract.errors import (
     DamagedRecordError,
     ExitCode,
@@ -36,6 +36,7 @@ __all__ = [
     "MUST_AGREE",
     "RECORD_FILE",
     "RECORD_FORMAT",
+    "BoardFacts",
     "GitFacts",
     "Hashes",
     "HostFacts",
@@ -43,6 +44,7 @@ __all__ = [
     "ImageFacts",
     "MachineFacts",
     "Record",
+    "SchedulerFacts",
     "Weights",
     "compose",
     "disagreements",
@@ -115,6 +117,40 @@ class Weights:
 
 
 @dataclasses.dataclass(frozen=True)
+class SchedulerFacts:
+    """What a cluster's scheduler gave a run. `nodes`: those it ran on, the first of which recorded.
+
+    `indicative`: why its figures may hold those of other people's jobs too; empty where the nodes
+    were the run's alone. `restarts`: how often it was put back into the queue. Where the image was
+    converted for the site, `archive_sha256` and `converted_sha256` are of the files before and
+    after.
+    """
+
+    name: str
+    version: str
+    job: str
+    partition: str
+    nodes: Tuple[str, ...]
+    indicative: str
+    restarts: int = 0
+    converter: Optional[str] = None
+    archive_sha256: Optional[str] = None
+    converted_sha256: Optional[str] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class BoardFacts:
+    """The board that a launcher elsewhere ran this on. `clock_skew_s`: how far its clock was ahead
+    of the launcher's, to within `clock_bound_s`, both in seconds."""
+
+    name: str
+    address: str
+    device: str
+    clock_skew_s: float
+    clock_bound_s: float
+
+
+@dataclasses.dataclass(frozen=True)
 class HostFacts:
     """All that the launcher knows and the lab cannot: where it ran, and how it ended."""
 
@@ -129,6 +165,8 @@ class HostFacts:
     weights: Tuple[Weights, ...] = ()
     log_tail: str = ""
     error: Optional[ErrorInfo] = None
+    scheduler: Optional[SchedulerFacts] = dataclasses.field(default=None, metadata=LATER)
+    board: Optional[BoardFacts] = dataclasses.field(default=None, metadata=LATER)
 
 
 @dataclasses.dataclass(frozen=True)

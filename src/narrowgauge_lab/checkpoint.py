@@ -84,6 +84,20 @@ class Checkpoints:
         state: Dict[str, Any] = torch_compat.load_state(io.BytesIO(payload))
         return state
 
+    def take(self) -> bytes:
+        """The newest checkpoint's file, for a machine that does not have it; empty: none to go on
+        from."""
+        kept = self._numbered() if self.resume else []
+        return kept[-1][1].read_bytes() if kept else b""
+
+    def put(self, content: bytes) -> None:
+        """Have just what `take` gave on another machine, and go on from it, if there is any."""
+        self.clear()
+        self.resume = bool(content)
+        if content:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.folder / "checkpoint-000001.pt", content)
+
     def clear(self) -> None:
         """Remove every checkpoint: the row is complete and will not be resumed."""
         for _, path in self._numbered():

@@ -24,6 +24,7 @@ from narrowgauge_contract.spec import PROFILES
 from narrowgauge_contract.summary import summary_lines
 from narrowgauge_lab.console import complain, say
 from narrowgauge_lab.errors import known_error
+from narrowgauge_lab.nodes import nodes_of
 from narrowgauge_lab.session import JOB_FILE, Request, record_killed, run
 
 __all__ = ["main"]
@@ -64,6 +65,10 @@ def main(words: List[str]) -> int:
         complain(f"error: {known}")
         return int(known.exit_code)
     _summarise(outcome)
+    nodes = nodes_of(request.env)
+    if not nodes.leads:
+        say(f"node {nodes.rank} of {nodes.count}: node 0 records the run")
+        return outcome.exit_code
     _close(request, outcome)
     if options.results is not None:
         say(f"in {options.results / options.experiment / outcome.run_id}")

@@ -28,6 +28,7 @@ from narrowgauge_contract.job import SYNTHETIC, RowPlan
 from narrowgauge_contract.placement import PlacementPlan, is_reference, parse_plan, plan_value
 from narrowgauge_lab.checkpoint import Checkpoints
 from narrowgauge_lab.data import FlatData, open_data, open_files, synthetic_data
+from narrowgauge_lab.nodes import Meeting
 from narrowgauge_lab.spans import NoSpans, RecordedSpans, Spans
 
 __all__ = ["RowContext"]
@@ -58,9 +59,12 @@ class RowContext:
         synthetic: bool = True,
         resume: bool = False,
         plans: Optional[Mapping[str, Any]] = None,
+        meeting: Optional[Meeting] = None,
     ) -> None:
         """`data_sets`: what the row may read (None: any); `synthetic`: whether made-up data was
-        asked for; `plans`: the Job's placement plans."""
+        asked for; `plans`: the Job's placement plans; `meeting`: where other machines that run the
+        same row are met."""
+        self.meeting = meeting
         self.parameters: Mapping[str, Any] = dict(plan.parameters)
         self.seed = plan.seed
         self.repeat = plan.repeat

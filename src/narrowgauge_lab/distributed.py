@@ -5,6 +5,7 @@
 The row's own process takes no part in it: it forks the ranks and records how they end (`ranks`).
 Rank 0 speaks for the row; what the others record goes nowhere. They talk by NCCL on GPUs, one each,
 and by gloo on CPUs, over the loopback interface and a file, since a run may have no network.
+Where several machines run the row (`nodes`), each forks as many, and they meet by the nodes' store.
 """
 
 from __future__ import annotations
@@ -13,21 +14,26 @@ import dataclasses
 import functools
 import json
 import os
+import socket
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from narrowgauge_contract.errors import (
     ExperimentFileError,
+    NarrowgaugeError,
     NotApplicableError,
     UsageError,
 )
 from narrowgauge_lab import facts
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.network_interface import interface_towards
+from narrowgauge_lab.nodes import Meeting
 from narrowgauge_lab.profiling import profiler_of
 from narrowgauge_lab.ranks import log_of, run_ranks
 
@@ -109,34 +115,103 @@ Body = Callable[[RowContext, Group], None]
 
 def spread(ctx: RowContext, nproc: int, body: Body) -> None:
     """Call `body(ctx, group)` in `nproc` processes, with a GPU each where the row runs on one; 0:
-    as many as there are GPUs. One process is this one, and nothing is forked.
+    as many as there are GPUs. One process is this one, and nothing is forked. Where other machines
+    run the row too, `nproc` is of each, and all are one group.
 
     To be called before the row has run any torch operation. Records `world_size`, and of more than
-    one process `backend` and `rank_devices`. A rank's log is a side file, where it has a line.
+    one process `backend` and `rank_devices`, of more than one machine their names as `nodes`. A
+    rank's log is a side file, where it has a line.
     Raises UsageError and NotApplicableError before anything starts, and what `run_ranks` raises.
     """
     on_gpu = ctx.device.type == "cuda"
-    devices = _devices(ctx, nproc) if nproc != 1 else [ctx.device.type]
-    size = nproc or len(devices)
-    ctx.fact("world_size", size)
-    if size == 1:
+    alone = ctx.meeting is None
+    devices = _devices(ctx, nproc) if nproc != 1 or not alone else [ctx.device.type]
+    here = nproc or len(devices)
+    if here == 1 and alone:
+        ctx.fact("world_size", 1)
         body(ctx, ALONE)
         return
     backend = "nccl" if on_gpu else "gloo"
-    _require(ctx, size, backend)
+    _require(ctx, here, backend)
+    away = None if ctx.meeting is None else _Away(ctx.meeting, devices[:here])
+    machines = [devices[:here]] if away is None else away.devices
+    size = here * len(machines)
+    ctx.fact("world_size", size)
     ctx.fact("backend", backend)
-    ctx.fact("rank_devices", devices[:size])
-    threads = max(1, torch.get_num_threads() // size)
+    ctx.fact("rank_devices", [name for machine in machines for name in machine])
+    if away is not None:
+        ctx.fact("nodes", away.hosts)
+    threads = max(1, torch.get_num_threads() // here)
+    place = _Place(here, size, backend, threads, ctx.meeting)
     with tempfile.TemporaryDirectory(prefix="narrowgauge-ranks-") as name:
         folder = Path(name)
-        live = functools.partial(_live, ctx, body, folder, threads, size, backend)
+        live = functools.partial(_live, ctx, body, folder, place)
         try:
-            run_ranks(size, live, folder, ctx.out)
+            run_ranks(here, live, folder, ctx.out, str if away is None else away.failed)
+        except NarrowgaugeError as error:
+            if away is not None:
+                away.tell(error)
+            raise
         finally:
             # What is recorded of this process at the row's end is to be what the ranks ran with.
             torch.set_num_threads(threads)
             _take_settings(folder)
-            _keep_logs(ctx, folder, size)
+            _keep_logs(ctx, folder, here)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """What the processes of a row on this machine share: how many they are here and in all."""
+
+    here: int
+    size: int
+    backend: str
+    threads: int
+    meeting: Optional[Meeting]
+
+
+class _Away:
+    """The other machines of a row, as the process sees them that forks the ranks on this one."""
+
+    def __init__(self, meeting: Meeting, devices: List[str]) -> None:
+        """Meets them. Raises NodesApartError; UsageError where they have other numbers of ranks."""
+        self._meeting = meeting
+        self._store = meeting.store()
+        mine = {"devices": devices, "host": socket.gethostname()}
+        said = meeting.exchange(self._store, "row", mine)
+        self.devices: List[List[str]] = [each["devices"] for each in said]
+        self.hosts = [str(each["host"]) for each in said]
+        counts = [len(each) for each in self.devices]
+        if len(set(counts)) > 1:
+            raise UsageError(
+                "the machines of the row have different numbers of processes",
+                why=", ".join(f"{h}: {n}" for h, n in zip(self.hosts, counts)),
+                next_step=f"-p nproc={min(counts)}",
+            )
+
+    def failed(self) -> str:
+        """What another machine said of its failure; empty: nothing. A lost store is one too."""
+        try:
+            if not self._store.add("failures", 0):
+                return ""
+            return str(self._store.get("failed").decode("utf-8"))
+        except RuntimeError as error:
+            return f"the other machines are out of reach: {str(error).splitlines()[0]}"
+
+    def tell(self, error: NarrowgaugeError) -> None:
+        """Say that this machine has failed, unless another was first: then why is added here."""
+        rank, count = self._meeting.nodes.rank, self._meeting.nodes.count
+        try:
+            if self._store.add("failing", 1) == 1:
+                text = f"node {rank} of {count} ({self.hosts[rank]}): {error.what}"
+                self._store.set("failed", text)
+                self._store.add("failures", 1)
+                return
+        except RuntimeError:
+            return  # it is what ended this machine's part
+        first = self.failed()
+        if first and first != error.what:
+            error.why = "\n".join(filter(None, [error.why, f"before it, {first}"]))
 
 
 def _devices(ctx: RowContext, nproc: int) -> List[str]:
@@ -183,36 +258,63 @@ def _require(ctx: RowContext, size: int, backend: str) -> None:
         )
 
 
-def _live(
-    ctx: RowContext, body: Body, folder: Path, threads: int, size: int, backend: str, rank: int
-) -> None:
-    """What a rank does, in its own process."""
-    torch.set_num_threads(threads)
+def _live(ctx: RowContext, body: Body, folder: Path, place: _Place, local: int) -> None:
+    """What a rank does, in its own process. `local`: its number on this machine."""
+    meeting = place.meeting
+    rank = local if meeting is None else meeting.nodes.rank * place.here + local
+    torch.set_num_threads(place.threads)
     # As torchrun sets them, for libraries that look.
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-    os.environ.update(WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(local))
+    os.environ.update(WORLD_SIZE=str(place.size), LOCAL_WORLD_SIZE=str(place.here))
     # In a container without network the host's name has no address, and this is all there is.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", _LOOPBACK)
+    interface = _LOOPBACK if meeting is None else interface_towards(meeting.nodes.address)
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     device = ctx.device
     if device.type == "cuda":
-        device = torch.device("cuda", rank)
+        device = torch.device("cuda", local)
         torch.cuda.set_device(device)
-    store = f"file://{folder / 'store'}"
-    dist.init_process_group(backend, init_method=store, rank=rank, world_size=size)
-    group = Group(rank, size, backend, device)
+    if meeting is None:
+        store = f"file://{folder / 'store'}"
+        dist.init_process_group(place.backend, init_method=store, rank=rank, world_size=place.size)
+    else:
+        dist.init_process_group(
+            place.backend, store=meeting.store(), rank=rank, world_size=place.size
+        )
+    group = Group(rank, place.size, place.backend, device)
     group.wait()  # connections are made at the first word, which no timing should contain
     mine = ctx.for_rank(rank, device, folder / f"rank-{rank}")
+    if meeting is not None:
+        _share_checkpoint(mine, group, meeting, local)
     complete = False
     try:
         body(mine, group)
         complete = True
     finally:
         mine.finish(complete=complete)
-    if group.speaks:
+    if local == 0:
         _leave_settings(folder)
     group.wait()
     dist.destroy_process_group()
+
+
+def _share_checkpoint(ctx: RowContext, group: Group, meeting: Meeting, local: int) -> None:
+    """Give every machine the checkpoint that rank 0 goes on from: it is where rank 0 records."""
+    content = ctx.checkpoints.take() if group.speaks else b""
+    size = torch.tensor([len(content)], dtype=torch.int64, device=group.device)
+    group.broadcast_([size])
+    count = int(size.item())
+    data = torch.zeros(count, dtype=torch.uint8)
+    if content:
+        data = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
+    data = data.to(group.device)
+    if count:
+        group.broadcast_([data])
+    if not meeting.nodes.leads and local == 0:
+        ctx.checkpoints.put(data.cpu().numpy().tobytes())
+    group.wait()  # the others on this machine read the same file
+    ctx.checkpoints.resume = count > 0
 
 
 def _leave_settings(folder: Path) -> None:

@@ -14,9 +14,9 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from narrowgauge_contract.errors import ExitCode, NarrowgaugeError, SkippedError, UsageError
+from narrowgauge_contract.errors import ExitCode, NarrowgaugeError, SkippedError
 from narrowgauge_contract.outcome import ErrorInfo
 from narrowgauge_lab.console import flush
 from narrowgauge_lab.endings import why_silent
@@ -24,9 +24,10 @@ from narrowgauge_lab.errors import describe
 from narrowgauge_lab.forking import die_with, fork
 from narrowgauge_lab.oom import oom_kills
 
-__all__ = ["RankError", "log_of", "refuse_torchrun", "run_ranks"]
+__all__ = ["RankError", "log_of", "run_ranks"]
 
 _POLL_S = 0.02
+_ELSEWHERE_S = 0.5
 #: How long to look on after the first failure: of those that it takes with it, one may be seen
 #: before it.
 _AFTERMATH_S = 0.2
@@ -70,30 +71,23 @@ class _End:
         return bool(self.said), float(self.said.get("at", 0.0))
 
 
-def refuse_torchrun(env: Mapping[str, str]) -> None:
-    """Raises UsageError where torchrun started several of this process: each would record a run of
-    its own, and fork rows of its own."""
-    size = env.get("WORLD_SIZE", "1")
-    if "RANK" not in env or "LOCAL_RANK" not in env or size == "1":
-        return
-    raise UsageError(
-        f"torchrun started {size} labs, and one lab records one run",
-        why="the lab forks each row into processes of its own, with RANK, LOCAL_RANK and "
-        "WORLD_SIZE as torchrun sets them, and ends and records them together",
-        next_step=f"without torchrun: python3 -m narrowgauge_lab run … -p nproc={size}",
-    )
-
-
 def log_of(folder: Path, rank: int) -> Path:
     """What a process printed (all but the first, which prints where the row prints), and the trace
     that native code left when it killed the process."""
     return folder / f"rank-{rank}.log"
 
 
-def run_ranks(count: int, live: Callable[[int], None], folder: Path, out: Path) -> None:
+def run_ranks(
+    count: int,
+    live: Callable[[int], None],
+    folder: Path,
+    out: Path,
+    elsewhere: Callable[[], str] = str,
+) -> None:
     """Call `live(rank)` in `count` processes forked here; return when all have ended well.
 
-    `folder`: an empty one for their logs (`log_of`); `out`: where the run writes, for messages.
+    `folder`: an empty one for their logs (`log_of`); `out`: where the run writes, for messages;
+    `elsewhere`: asked now and then what failed on another machine, empty: nothing.
     Where one fails, the others are ended. Raises RankError for the one that failed first, or
     SkippedError where that is what it raised. However this ends, no process is left.
     """
@@ -108,7 +102,13 @@ def run_ranks(count: int, live: Callable[[int], None], folder: Path, out: Path) 
                 _be(rank, live, parent, folder, out)
             living[rank] = child
         deadline = float("inf")
+        asked = time.monotonic()
         while living and time.monotonic() < deadline:
+            if time.monotonic() - asked > _ELSEWHERE_S:
+                asked = time.monotonic()
+                there = elsewhere()
+                if there:
+                    raise RankError(there, why="the processes here waited for those there")
             ended = _reap(living, folder)
             ends += ended
             if deadline == float("inf") and any(end.failed for end in ended):

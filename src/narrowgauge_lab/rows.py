@@ -24,6 +24,7 @@ from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.errors import bytes_asked, describe
 from narrowgauge_lab.folder import last_words
 from narrowgauge_lab.forking import die_with
+from narrowgauge_lab.nodes import Meeting
 from narrowgauge_lab.seeding import seed_everything
 
 __all__ = ["RowFunction", "Setting", "live_as_row"]
@@ -41,6 +42,7 @@ class Setting:
     load: Callable[[], RowFunction]
     device: str = "cpu"
     resume: bool = False
+    meeting: Optional[Meeting] = None
 
 
 class _Stopped(BaseException):
@@ -124,6 +126,7 @@ def _measure(job: Job, plan: RowPlan, log: EventLog, setting: Setting) -> RowCon
         synthetic=job.synthetic,
         resume=setting.resume,
         plans=job.plan,
+        meeting=setting.meeting,
     )
     complete = False
     try:

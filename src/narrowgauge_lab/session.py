@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Mapping, Optional, Tuple
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Iterator, Mapping, Optional, Tuple
 
 from narrowgauge_contract.codec import write_json_atomic
 from narrowgauge_contract.errors import DamagedRecordError, ExitCode, UsageError
@@ -27,7 +28,7 @@ from narrowgauge_contract.record import RECORD_FILE, HostNote, Record, compose, 
 from narrowgauge_lab import experiments
 from narrowgauge_lab.errors import ResumeRefusedError, describe
 from narrowgauge_lab.folder import hold, last_words
-from narrowgauge_lab.ranks import refuse_torchrun
+from narrowgauge_lab.nodes import ALONE, Company, Nodes, nodes_of, own_folder
 from narrowgauge_lab.stopping import StopRequest
 
 __all__ = ["JOB_FILE", "Request", "record_killed", "run"]
@@ -75,22 +76,36 @@ def run(request: Request) -> Outcome:
     Raises NarrowgaugeError where there was nothing to run or no row could begin, and OSError where
     the outcome itself found no room.
     """
-    refuse_torchrun(request.env)
+    nodes = nodes_of(request.env)
     stop = StopRequest()
     with stop.listening():
         folder = experiments.find_experiments(request.experiments, request.start)
         job = _decide(request, folder)
         experiments.find_run(folder, job.experiment)
+        if not nodes.leads:
+            return _follow(request, job, folder, stop, nodes)
         if request.new_folder:
             place = request.out / job.experiment / job.run_id
             request = dataclasses.replace(request, out=place, new_folder=False)
         with hold(request.out, resume=request.resume):
             if request.job is None:
                 write_json_atomic(request.out / JOB_FILE, job)
-            return _run_held(request, job, folder, stop)
+            return _run_held(request, job, folder, stop, nodes)
 
 
-def _run_held(request: Request, job: Job, folder: Path, stop: StopRequest) -> Outcome:
+def _follow(request: Request, job: Job, folder: Path, stop: StopRequest, nodes: Nodes) -> Outcome:
+    """A machine's part of a job that another one records: its own events stay for whoever looks
+    for a failure, where it has a folder; with `--results` only node 0 makes one."""
+    with TemporaryDirectory(prefix="narrowgauge-node-") as name:
+        out = Path(name) if request.new_folder else own_folder(request.out, nodes)
+        request = dataclasses.replace(request, out=out, new_folder=False, resume=False)
+        with hold(out, resume=False):
+            return _run_held(request, job, folder, stop, nodes)
+
+
+def _run_held(
+    request: Request, job: Job, folder: Path, stop: StopRequest, nodes: Nodes = ALONE
+) -> Outcome:
     # Not before: these import torch, and a mistyped name should not have to wait for that.
     from narrowgauge_lab import facts
 
@@ -115,17 +130,33 @@ def _run_held(request: Request, job: Job, folder: Path, stop: StopRequest) -> Ou
             require_profiler(job, device, request.env)
             check_data(job.data_sets, request.data)
             preload(job)
-            supervisor.run_rows(device)
+            with _company(nodes, job, hashes, inside.torch) as company:
+                supervisor.run_rows(device, company)
         except ResumeRefusedError:
             raise  # the run that is there stays as it was
         except Exception as error:
             info, code = describe(error, request.out, otherwise=ExitCode.INTERNAL)
             outcome = supervisor.end(info, code)
-            _record(request, job, outcome)
+            if nodes.leads:
+                _record(request, job, outcome)
             raise
         outcome = supervisor.end()
-        _record(request, job, outcome)
+        if nodes.leads:
+            _record(request, job, outcome)
         return outcome
+
+
+@contextmanager
+def _company(
+    nodes: Nodes, job: Job, hashes: Tuple[str, str], torch: Optional[str]
+) -> Iterator[Optional[Company]]:
+    """The other machines of the job, met before the first row; None for one that is alone."""
+    if nodes.count == 1:
+        yield None
+        return
+    same = {"the lab's source": hashes[0], "the experiment": hashes[1], "torch": str(torch)}
+    with Company(nodes, job, same) as company:
+        yield company
 
 
 def _decide(request: Request, folder: Path) -> Job:

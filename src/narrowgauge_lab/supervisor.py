@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from typing import IO, List, Optional, Set, Tuple
+from typing import IO, Iterator, List, Optional, Set, Tuple
 
 from narrowgauge_contract.codec import encode, write_json_atomic
 from narrowgauge_contract.errors import ExitCode, NarrowgaugeError, SkippedError
@@ -31,6 +31,7 @@ from narrowgauge_lab.endings import why_silent
 from narrowgauge_lab.errors import ResumeRefusedError
 from narrowgauge_lab.folder import last_words, mend_events
 from narrowgauge_lab.forking import fork
+from narrowgauge_lab.nodes import Company, Meeting
 from narrowgauge_lab.oom import oom_kills
 from narrowgauge_lab.rows import Setting, live_as_row
 from narrowgauge_lab.stopping import StopRequest
@@ -92,16 +93,25 @@ class Supervisor:
             experiment_hash=experiment_hash,
         )
 
-    def run_rows(self, device: str) -> None:
+    def run_rows(self, device: str, company: Optional[Company] = None) -> None:
         """Every row that is not complete, one after another, until one finds the disk full."""
         self._setting = dataclasses.replace(self._setting, device=device)
-        complete = self._fold.complete() if self._setting.resume else ()
-        for plan in self._job.rows:
-            if plan.index in complete:
-                continue
+        for plan, meeting in self._to_run(company):
             if self._stop.asked or int(ExitCode.DISK_FULL) in self._codes:
                 break
+            self._setting = dataclasses.replace(self._setting, meeting=meeting)
             self._codes.append(self._run_row(plan))
+
+    def _to_run(self, company: Optional[Company]) -> Iterator[Tuple[RowPlan, Optional[Meeting]]]:
+        """The rows that are not complete, as they come; on a node that follows, those that the one
+        that leads says."""
+        if company is not None and not company.nodes.leads:
+            yield from company.follow(self._job)
+            return
+        complete = self._fold.complete() if self._setting.resume else ()
+        for plan in self._job.rows:
+            if plan.index not in complete and not self._stop.asked:
+                yield plan, company.lead(plan) if company is not None else None
 
     def end(self, error: Optional[ErrorInfo] = None, code: ExitCode = ExitCode.OK) -> Outcome:
         """Write outcome.json. `error` and `code`: why the rows could not even begin."""

@@ -93,7 +93,10 @@ def test_tuning_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     text = (tmp_path / "out" / "row-0" / "tune.txt").read_text(encoding="utf-8")
     assert "4x7x8" in text
     assert "2 tried, 2 not" in text
-    assert {each.name: each.values for each in row.metrics}["microseconds"] == (14.0,)
+    found = {each.name: each.values for each in row.metrics}
+    assert found["microseconds"] == (14.0,)
+    # 7x7x8 is published for the first shape alone.
+    assert found["over_published"] == pytest.approx((4.0 / 3.5,))
 
 
 def test_the_profiles_are_what_can_be_generated() -> None:
@@ -101,4 +104,5 @@ def test_the_profiles_are_what_can_be_generated() -> None:
     for profile in ("smoke", "short", "paper"):
         for row in ROWS.job(profile=profile).rows:
             assert Shape.parse(str(row.parameters["shape"]))
-    assert load_claims(EXPERIMENTS / "sparse-kernels" / "claims.toml", spec) == ()
+    (claim,) = load_claims(EXPERIMENTS / "sparse-kernels" / "claims.toml", spec)
+    assert Shape.parse(str(claim.selections[0].where["shape"]))

@@ -161,7 +161,9 @@ def test_runs_that_a_late_stop_left_out_are_not_a_success(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The signal comes when the first run is over already, and went well."""
-    monkeypatch.setattr(launch_module, "_draw", lambda *a: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(
+        launch_module, "draw_quietly", lambda *a: os.kill(os.getpid(), signal.SIGINT)
+    )
     code, told = cli("run", "tiny", "--executor", "native", "-p", "width=0,2", "--json")
 
     assert [run["exit_code"] for run in json.loads(cli.out)["runs"]] == [0]

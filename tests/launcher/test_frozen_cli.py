@@ -25,7 +25,7 @@ narrowgauge ae check [CRITERION] --explain --results --project --json
 narrowgauge attach RUN --results --project --wait --json
 narrowgauge bundle [RUN] --public --full --images/--no-images --out --force --results --project \
 --json
-narrowgauge compare RUN RUN --results --project --json
+narrowgauge compare RUN RUN [RUN] --plot --results --project --json
 narrowgauge data
 narrowgauge data fetch [SET] --data --from
 narrowgauge data pack SET --max --out --data
@@ -33,6 +33,10 @@ narrowgauge data unpack PART --data
 narrowgauge data verify [SET] --data --repair --json
 narrowgauge doctor --explain --on --project --json
 narrowgauge explain CLAIM --references --results --project --json
+narrowgauge hosts
+narrowgauge hosts add NAME ADDRESS --user --port --target --device... --data --label... --project
+narrowgauge hosts doctor [NAME] --project --json
+narrowgauge hosts list --project --json
 narrowgauge image-bin
 narrowgauge image-bin pack PICTURE --out --order --preprocessing --fit --force
 narrowgauge image-bin unpack FILE.BIN --out --order --preprocessing
@@ -67,7 +71,7 @@ narrowgauge placement show PLAN --toml --json
 narrowgauge placement solve [RUN] --network-elsewhere --precision --memory --what-if --row --out \
 --results --project --json
 narrowgauge plan EXPERIMENT --on --executor --profile -p/--parameter... --seed --results --data \
---project --json
+--project --kubernetes... --json
 narrowgauge replay [CLAIM] --references --every --out --results --project --json
 narrowgauge report --format --out --into --check --judged --replay --results --project
 narrowgauge reproduce [CLAIM] --all --budget --resume --dry-run --cooldown --order-seed --seed \
@@ -77,10 +81,13 @@ narrowgauge results draw [RUN] --results --project
 narrowgauge results export RUN --reference --out --results --project
 narrowgauge results tables [EXPERIMENT] --check --project
 narrowgauge run EXPERIMENT --on --executor --profile -p/--parameter... --seed --results --data \
---project --lab-python --wait --json
+--project --lab-python --wait --slurm... --kubernetes... --node --host... --all --label \
+--spread --json
 narrowgauge serve --port --results --project
 narrowgauge shell [COMMAND] --on --executor --data --project --lab-python
 narrowgauge show [RUN] --results --project --json
+narrowgauge sweep FILE --on --executor --slurm... --results --data --project --lab-python --plan \
+--show --wait --json
 narrowgauge verify-bundle FILE --sha256 --json
 narrowgauge weights
 narrowgauge weights import FILE --name --recipe --store

@@ -16,23 +16,23 @@ NAME = "narrowgauge-test/shell:local"
 _TOOLS = ("sh", "sleep", "cat", "id", "touch")
 
 
-def archive() -> bytes:
-    """A tar with a shell, a few tools and the libraries they need."""
+def archive(more: tuple[str, ...] = ()) -> bytes:
+    """A tar with a shell, a few tools (and `more` of them) and the libraries they need."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
         for name in ("tmp", "out", "cache", "experiments", "data", "proc", "dev", "sys", "etc"):
             folder = tarfile.TarInfo(name)
             folder.type, folder.mode = tarfile.DIRTYPE, 0o1777
             tar.addfile(folder)
-        for path, target in sorted(_files().items()):
+        for path, target in sorted(_files((*_TOOLS, *more)).items()):
             tar.add(os.path.realpath(path), arcname=target.lstrip("/"), recursive=False)
     return stream.getvalue()
 
 
-def _files() -> dict[str, str]:
+def _files(tools: tuple[str, ...]) -> dict[str, str]:
     """Each host file and where it stands in the image."""
     files = {}
-    for tool in _TOOLS:
+    for tool in tools:
         path = shutil.which(tool)
         assert path is not None, f"this host has no {tool}"
         files[path] = f"/bin/{tool}"

@@ -25,10 +25,12 @@ TRACEBACK_VARIABLE = "NARROWGAUGE_TRACEBACK"
 #: begins with one of these builds only its module's.
 MODULES = {
     "narrowgauge.cli.run": ("run", "plan", "attach", "shell", "list"),
+    "narrowgauge.cli.sweep": ("sweep",),
     "narrowgauge.cli.results": ("results", "show", "compare"),
     "narrowgauge.cli.data": ("data", "weights"),
     "narrowgauge.cli.images": ("images",),
     "narrowgauge.cli.doctor": ("doctor",),
+    "narrowgauge.cli.hosts": ("hosts",),
     "narrowgauge.cli.notebook": ("notebook",),
     "narrowgauge.cli.placement": ("placement",),
     "narrowgauge.cli.multipliers": ("multipliers",),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from narrowgauge_contract.errors import NarrowgaugeError
 
-__all__ = ["experiments", "parameters", "placements", "profiles", "runs", "targets"]
+__all__ = ["experiments", "hosts", "parameters", "placements", "profiles", "runs", "targets"]
 
 
 def experiments(incomplete: str) -> list[str]:
@@ -28,6 +28,19 @@ def targets(incomplete: str) -> list[str]:
 
     try:
         names = list(load_targets(find_checkout(Path.cwd()).targets_file))
+    except NarrowgaugeError:
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def hosts(incomplete: str) -> list[str]:
+    """Names of boards in hosts.toml."""
+    import os
+
+    from narrowgauge.fleet.hosts import hosts_file, load_boards
+
+    try:
+        names = [board.name for board in load_boards(hosts_file(os.environ, Path.home()))]
     except NarrowgaugeError:
         return []
     return [name for name in names if name.startswith(incomplete)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,13 +16,20 @@ from narrowgauge_contract.placement_builtins import BUILTIN
 if TYPE_CHECKING:
     from narrowgauge.checkout import Checkout
     from narrowgauge.launch import World
+    from narrowgauge.progress import Reporter
 
 __all__ = [
+    "BoardChoice",
     "Data",
+    "Every",
     "ExecutorName",
     "Experiment",
+    "HostNames",
     "Json",
+    "Kubernetes",
     "LabPython",
+    "Label",
+    "Node",
     "On",
     "Parameters",
     "ProfileName",
@@ -29,9 +37,12 @@ __all__ = [
     "Results",
     "Run",
     "Seed",
+    "Slurm",
+    "Spread",
     "checkout_of",
     "data_root",
     "note",
+    "reporter_of",
     "results_root",
     "world_of",
 ]
@@ -65,8 +76,33 @@ ExecutorName = Annotated[
     str,
     typer.Option(
         "--executor",
-        metavar="auto|docker|native",
+        metavar="auto|docker|native|slurm|kubernetes",
         help="What starts the run. `docker` never falls back to `native`.",
+    ),
+]
+Slurm = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slurm",
+        metavar="NAME=VALUE",
+        help="For --executor slurm: partition, time, nodes, gres, exclusive, … Repeatable.",
+    ),
+]
+Kubernetes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kubernetes",
+        metavar="NAME=VALUE",
+        help="For --executor kubernetes: image (by digest), results, data, nodes, … Repeatable.",
+    ),
+]
+Node = Annotated[
+    str | None,
+    typer.Option(
+        "--node",
+        metavar="RANK/NODES@ADDRESS[:PORT]",
+        help="Train with other machines: the same command on each, with its own RANK from 0;"
+        " ADDRESS is machine 0's.",
     ),
 ]
 ProfileName = Annotated[
@@ -110,7 +146,48 @@ LabPython = Annotated[
         help="For native runs: a Python that has torch, instead of an environment of our own.",
     ),
 ]
+HostNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        metavar="NAME",
+        help="Run on this board of hosts.toml, by ssh. Repeatable.",
+        autocompletion=complete.hosts,
+    ),
+]
+Every = Annotated[bool, typer.Option("--all", help="Run on every board of hosts.toml.")]
+Label = Annotated[
+    str | None, typer.Option("--label", metavar="LABEL", help="Run on the boards that have it.")
+]
+Spread = Annotated[
+    bool,
+    typer.Option("--spread", help="Spread the runs over the boards; else each board runs all."),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+
+
+@dataclass(frozen=True)
+class BoardChoice:
+    """Which boards a command line names, and whether they share the runs."""
+
+    names: tuple[str, ...]
+    every: bool
+    label: str | None
+    spread: bool
+
+    def asked(self, executor: str, on: str | None) -> bool:
+        """Whether this is a run on boards. Raises UsageError where the words do not fit."""
+        from narrowgauge.errors import UsageError
+
+        named = bool(self.names) or self.every or self.label is not None
+        if not named and (self.spread or executor == "ssh"):
+            raise UsageError("on which boards?", next_step="--host NAME, --label LABEL or --all")
+        if named and (executor not in ("auto", "ssh") or on is not None):
+            raise UsageError(
+                "--executor and --on are for a run on this host",
+                next_step="leave them out; a board's target stands in hosts.toml",
+            )
+        return named
 
 
 def checkout_of(project: Path | None) -> Checkout:
@@ -139,6 +216,15 @@ def data_root(given: Path | None) -> Path:
     from narrowgauge_data import default_root
 
     return default_root(os.environ, Path.home())
+
+
+def reporter_of(as_json: bool) -> Reporter:
+    """What tells the user how a run gets on."""
+    from narrowgauge.progress import LineReporter, LiveReporter, SilentReporter
+
+    if as_json:
+        return SilentReporter(sys.stderr)
+    return LiveReporter(sys.stderr) if sys.stderr.isatty() else LineReporter(sys.stderr)
 
 
 def note(text: str) -> None:

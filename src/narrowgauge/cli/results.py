@@ -14,6 +14,7 @@ from narrowgauge.cli.options import Json, Project, Results, Run, checkout_of, no
 if TYPE_CHECKING:
     from narrowgauge.index import Listed
     from narrowgauge.store import Entry, RunFolder, Store
+    from narrowgauge_contract.record import Record
 
 __all__ = ["register"]
 
@@ -100,24 +101,53 @@ def show(
 def compare(
     left: Run,
     right: Run,
+    others: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="More runs, of other boards.")
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw all runs there: .png, .svg or .pdf."),
+    ] = None,
     results: Results = None,
     project: Project = None,
     as_json: Json = False,
 ) -> None:
-    """Compare two runs of an experiment; says which facts keep them from one statistic."""
+    """Compare runs of an experiment; of two it says what keeps them from one statistic."""
     from narrowgauge.compare import compare as compare_records
     from narrowgauge.compare import comparison_json, print_comparison
     from narrowgauge.noise import Floors
 
     store = _store(results, project)
-    records = store.find(left).record(), store.find(right).record()
-    found = compare_records(*records, Floors.in_store(store))
+    records = [store.find(run).record() for run in (left, right, *(others or ()))]
+    if others or plot is not None:
+        _compare_boards(records, plot, as_json)
+        return
+    found = compare_records(records[0], records[1], Floors.in_store(store))
     if as_json:
         _print_json(comparison_json(found))
         return
     from rich.console import Console
 
     print_comparison(found, Console())
+
+
+def _compare_boards(records: list[Record], plot: Path | None, as_json: bool) -> None:
+    from narrowgauge.compare_boards import (
+        draw_boards,
+        print_boards,
+        side_by_side,
+        side_by_side_json,
+    )
+
+    found = side_by_side(records)
+    if as_json:
+        _print_json(side_by_side_json(found))
+    else:
+        from rich.console import Console
+
+        print_boards(found, Console())
+    if plot is not None:
+        note(str(draw_boards(found, plot)))
 
 
 def export(

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from narrowgauge.cli.cluster import (
+    on_slurm,
+    print_manifests,
+    require_executor,
+    submit_manifests,
+    together,
+)
 from narrowgauge.cli.options import (
+    BoardChoice,
     Data,
+    Every,
     ExecutorName,
     Experiment,
+    HostNames,
     Json,
+    Kubernetes,
+    Label,
     LabPython,
+    Node,
     On,
     Parameters,
     ProfileName,
@@ -20,15 +32,20 @@ from narrowgauge.cli.options import (
     Results,
     Run,
     Seed,
+    Slurm,
+    Spread,
     checkout_of,
     data_root,
     note,
+    reporter_of,
     results_root,
     world_of,
 )
 
 if TYPE_CHECKING:
-    from narrowgauge.progress import Reporter
+    from collections.abc import Sequence
+
+    from narrowgauge.errors import NarrowgaugeError
     from narrowgauge.store import RunFolder, Store
     from narrowgauge_contract.record import Record
 
@@ -58,25 +75,47 @@ def run(
     project: Project = None,
     lab_python: LabPython = None,
     wait: _Wait = False,
+    slurm: Slurm = None,
+    kubernetes: Kubernetes = None,
+    node: Node = None,
+    host: HostNames = None,
+    every: Every = False,
+    label: Label = None,
+    spread: Spread = False,
     as_json: Json = False,
 ) -> None:
     """Run an experiment, record it, show it."""
-    from narrowgauge.errors import Interrupted
     from narrowgauge.launch import prepare, run_all
     from narrowgauge.plan import JobRequest
     from narrowgauge.store import Store
 
-    world = world_of(project)
+    world = together(world_of(project), node)
     request = JobRequest(experiment, profile, tuple(parameter or ()), seed)
     store = Store(results_root(results, world.checkout))
+    boards = BoardChoice(tuple(host or ()), every, label, spread)
+    if boards.asked(executor, on):
+        from narrowgauge.cli.hosts import run_on_boards
+
+        asked, done = run_on_boards(
+            world, request, boards, store, data_root(data), wait=wait,
+            reporter=reporter_of(as_json),
+        )  # fmt: skip
+        return _end(asked, done.runs, store, as_json, done.problems)
+    require_executor(executor, {"slurm": slurm, "kubernetes": kubernetes})
+    if executor == "kubernetes":
+        return submit_manifests(world, request, kubernetes, on)
+    if executor == "slurm":
+        asked, finished = on_slurm(
+            world, request, slurm, store, data_root(data), reporter_of(as_json),
+            on=on, lab_python=lab_python,
+        )  # fmt: skip
+        return _end(asked, finished, store, as_json)
     launch = prepare(world, request, store.root, on=on, executor=executor, lab_python=lab_python)
     finished = run_all(
-        world, launch, store=store, data=data_root(data), wait=wait, reporter=_reporter(as_json)
+        world, launch, store=store, data=data_root(data), wait=wait, reporter=reporter_of(as_json)
     )
-    _finish(finished, store, as_json)
-    left = len(launch.jobs) - len(finished)
-    if left:
-        raise Interrupted(f"{left} of {len(launch.jobs)} runs were not started")
+    helping = world.meeting is not None and not world.meeting.records
+    return None if helping else _end(len(launch.jobs), finished, store, as_json)
 
 
 def plan(
@@ -89,17 +128,22 @@ def plan(
     results: Results = None,
     data: Data = None,
     project: Project = None,
+    kubernetes: Kubernetes = None,
     as_json: Json = False,
 ) -> None:
-    """Print the exact `docker run` line and job.json of a run. Starts nothing, asks no engine."""
+    """Print the exact `docker run` line and job.json of a run, or its Kubernetes manifests. Starts
+    nothing, asks no engine."""
     from narrowgauge.plan import JobRequest
     from narrowgauge.preview import preview, preview_json, preview_text
 
     world = world_of(project)
     request = JobRequest(experiment, profile, tuple(parameter or ()), seed)
+    require_executor(executor, {"kubernetes": kubernetes})
+    if executor == "kubernetes":
+        return print_manifests(world, request, kubernetes, on, as_json)
     root = results_root(results, world.checkout)
     previews = preview(world, request, on=on, executor=executor, results=root, data=data_root(data))
-    print(preview_json(previews) if as_json else preview_text(previews), end="")
+    return print(preview_json(previews) if as_json else preview_text(previews), end="")
 
 
 def attach(
@@ -120,7 +164,7 @@ def attach(
         note(f"{folder.name} is already recorded")
         _finish([(folder, folder.record())], store, as_json)
         return
-    record = attach_to(world, folder, wait=wait, reporter=_reporter(as_json))
+    record = attach_to(world, folder, wait=wait, reporter=reporter_of(as_json))
     _finish([(folder, record)], store, as_json)
 
 
@@ -164,12 +208,25 @@ def list_(project: Project = None, as_json: Json = False) -> None:
         print_listing(specs, targets, probe_host())
 
 
-def _reporter(as_json: bool) -> Reporter:
-    from narrowgauge.progress import LineReporter, LiveReporter, SilentReporter
+def _end(
+    asked: int,
+    finished: list[tuple[RunFolder, Record]],
+    store: Store,
+    as_json: bool,
+    problems: Sequence[NarrowgaugeError] = (),
+) -> None:
+    """Show what was recorded; `problems` kept other runs from it, and the first is raised."""
+    from narrowgauge.errors import Interrupted
 
-    if as_json:
-        return SilentReporter(sys.stderr)
-    return LiveReporter(sys.stderr) if sys.stderr.isatty() else LineReporter(sys.stderr)
+    try:
+        _finish(finished, store, as_json)
+    finally:
+        for problem in problems:
+            note(f"error: {problem}")
+    if problems:
+        raise problems[0]
+    if len(finished) < asked:
+        raise Interrupted(f"{asked - len(finished)} of {asked} runs were not started")
 
 
 def _finish(finished: list[tuple[RunFolder, Record]], store: Store, as_json: bool) -> None:

@@ -18,7 +18,7 @@ from narrowgauge_contract.codec import decode, read_json, write_json_atomic
 from narrowgauge_contract.events import Event
 from narrowgauge_contract.job import Job
 from narrowgauge_contract.outcome import ErrorInfo, Status
-from narrowgauge_contract.record import ImageFacts
+from narrowgauge_contract.record import BoardFacts, ImageFacts
 
 __all__ = [
     "ENDING_FILE",
@@ -71,6 +71,7 @@ class Handle:
     engine: str | None = None
     cache_cold: bool | None = None
     exceptions: tuple[str, ...] = ()
+    board: BoardFacts | None = None
 
 
 @dataclass(frozen=True)

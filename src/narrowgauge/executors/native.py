@@ -32,7 +32,7 @@ from narrowgauge_contract.events import EVENTS_FILE, Event, EventTail
 from narrowgauge_contract.job import Job
 from narrowgauge_contract.outcome import OUTCOME_FILE
 
-__all__ = ["LOG_FILE", "NativeExecutor", "lab_environment"]
+__all__ = ["LOG_FILE", "NativeExecutor", "lab_environment", "tail"]
 
 LOG_FILE = "lab.log"
 _LOG_BYTES = 64 * 1024
@@ -150,7 +150,7 @@ class NativeExecutor:
     def collect(self, handle: Handle, dest: Path) -> Ending:
         """The exit status, where this launcher is the parent; else what the outcome says."""
         self.discard(handle)
-        log_tail = _tail(dest / LOG_FILE)
+        log_tail = tail(dest / LOG_FILE)
         child = self._children.pop(handle.identity["pid"], None)
         status = child.wait() if child is not None else _said_status(dest / "out" / OUTCOME_FILE)
         if status is None:
@@ -218,7 +218,7 @@ def _said_status(path: Path) -> int | None:
     return code if isinstance(code, int) else None
 
 
-def _tail(path: Path) -> str:
+def tail(path: Path) -> str:
     """The last lines of the lab's output, read from the end only."""
     try:
         with open(path, "rb") as stream:

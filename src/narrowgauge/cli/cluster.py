@@ -1,0 +1,82 @@
+"""`run` and `plan` where a cluster's scheduler decides when and where: Slurm, Kubernetes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from narrowgauge.launch import World
+    from narrowgauge.plan import JobRequest
+    from narrowgauge.progress import Reporter
+    from narrowgauge.store import RunFolder, Store
+    from narrowgauge_contract.record import Record
+
+__all__ = ["on_slurm", "print_manifests", "require_executor", "submit_manifests", "together"]
+
+
+def require_executor(executor: str, given: Mapping[str, Sequence[str] | None]) -> None:
+    """Refuse settings of an executor that was not asked for. Raises UsageError."""
+    from narrowgauge.errors import UsageError
+
+    for name, words in given.items():
+        if words and name != executor:
+            raise UsageError(f"--{name} is for --executor {name}", next_step="give both, or none")
+
+
+def together(world: World, node: str | None) -> World:
+    """The world of one machine among several that train together. Raises BadValueError."""
+    if node is None:
+        return world
+    from dataclasses import replace
+
+    from narrowgauge.rendezvous import parse_node
+
+    return replace(world, meeting=parse_node(node))
+
+
+def on_slurm(
+    world: World,
+    request: JobRequest,
+    words: Sequence[str] | None,
+    store: Store,
+    data: Path,
+    reporter: Reporter,
+    *,
+    on: str | None,
+    lab_python: Path | None,
+) -> tuple[int, list[tuple[RunFolder, Record]]]:
+    """How many runs there were to be, and those that were recorded."""
+    from narrowgauge.launch_slurm import run_request
+    from narrowgauge.slurm.asking import parse_ask
+
+    return run_request(
+        world, request, parse_ask(words or ()), store=store, data=data, lab_python=lab_python,
+        on=on, reporter=reporter,
+    )  # fmt: skip
+
+
+def submit_manifests(
+    world: World, request: JobRequest, words: Sequence[str] | None, on: str | None
+) -> None:
+    """Hand a run to Kubernetes, and say what it is called there."""
+    from narrowgauge.kubernetes.asking import parse_ask
+    from narrowgauge.launch_kubernetes import run_kubernetes
+
+    for name in run_kubernetes(world, request, parse_ask(words or ()), on):
+        print(name)
+    world.say("submitted; the pod records the run in the results claim, under its experiment")
+
+
+def print_manifests(
+    world: World, request: JobRequest, words: Sequence[str] | None, on: str | None, as_json: bool
+) -> None:
+    """For `kubectl apply -f -`."""
+    from narrowgauge.kubernetes.asking import parse_ask
+    from narrowgauge.kubernetes.submit import manifest_text
+    from narrowgauge.launch_kubernetes import plan_kubernetes
+
+    documents = plan_kubernetes(world, request, parse_ask(words or ()), on)
+    print(json.dumps(documents, indent=2) + "\n" if as_json else manifest_text(documents), end="")

@@ -1,0 +1,170 @@
+"""What a board is: the same facts that the launcher reads of its own host, from the same files.
+
+The board sends the files; they are put below a folder, and `machine` reads them there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from narrowgauge.errors import NotApplicableError
+from narrowgauge.executors.base import ExecutorFacts
+from narrowgauge.executors.docker_errors import LEAST_API, too_old_error
+from narrowgauge.fitting import refusals
+from narrowgauge.fleet.clock import Clock
+from narrowgauge.fleet.errors import BoardUnfit, board_said
+from narrowgauge.fleet.hosts import Board
+from narrowgauge.fleet.link import Link
+from narrowgauge.fleet.protocol import Answer
+from narrowgauge.machine import Gpu, Host, machine_facts, probe_host
+from narrowgauge.selection import pick_target
+from narrowgauge.targets import Target, version_tuple
+from narrowgauge_contract.record import MachineFacts
+
+__all__ = [
+    "BoardState",
+    "ask_board",
+    "read_state",
+    "require_tools",
+    "target_of",
+]
+
+_MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class BoardState:
+    """A board as it answered. `home` is the user's there; `free_bytes` where its data lies."""
+
+    host: Host
+    machine: MachineFacts
+    clock: Clock
+    uid: int
+    gid: int
+    home: str
+    executor: ExecutorFacts
+    engine_problem: str
+    missing: tuple[str, ...]
+    free_bytes: int
+    gpu_count: int
+
+    def folder(self, path: str) -> str:
+        """A path of hosts.toml as the board's own absolute one."""
+        return f"{self.home}/{path[2:]}" if path.startswith("~/") else path
+
+
+def ask_board(link: Link) -> BoardState:
+    """One command. Raises BoardUnreachable, HostKeyRefused."""
+    # `~` is known to the board alone, so its free room is asked for the folder above it.
+    data = link.board.data
+    place = "/" if data.startswith("~") else data
+    answers = link.call("facts", [place])
+    assert link.clock is not None, "every command begins with the clock"
+    return read_state(answers, link.clock)
+
+
+def read_state(answers: Sequence[tuple[Answer, bytes]], clock: Clock) -> BoardState:
+    """The facts in the answers to `facts`."""
+    single = {answer.word: answer for answer, _ in answers}
+    uid, gid, home = single["user"].fields(3)
+    machine, kernel, count = single["machine"].fields(3)
+    gpus, driver = _gpus([a.text for a, _ in answers if a.word == "gpu"])
+    groups = {a.text for a, _ in answers if a.word == "group"} - {"0"}
+    power = single["power"].text.strip() if "power" in single else ""
+    version, api = single["engine"].fields(2) if "engine" in single else ("", "")
+    with tempfile.TemporaryDirectory(prefix="narrowgauge-board-") as name:
+        root = Path(name)
+        for answer, body in answers:
+            if answer.word == "file":
+                _put(root, answer.text, body)
+        host = probe_host(root, machine, nvml=False)
+        facts = machine_facts(root, docker=version or None, power_mode=power)
+    host = dataclasses.replace(
+        host, gpus=gpus, driver=driver, device_groups=tuple(sorted(groups)), driver_problem=None
+    )
+    facts = dataclasses.replace(
+        facts,
+        kernel=kernel,
+        machine=machine,
+        cpu_count=int(count),
+        driver=driver,
+        power_mode=power or None,
+        gpus=tuple(
+            {"name": g.name, "capability": g.capability, "memory_bytes": g.memory_bytes}
+            for g in gpus
+        ),
+    )
+    runtimes = single["runtimes"].text.split() if "runtimes" in single else []
+    problem = single["no-engine"].text if "no-engine" in single else ""
+    if api and version_tuple(api) < version_tuple(LEAST_API):
+        problem = too_old_error(version, api).what
+    return BoardState(
+        host=host,
+        machine=facts,
+        clock=clock,
+        uid=int(uid),
+        gid=int(gid),
+        home=home,
+        executor=ExecutorFacts("ssh", version, tuple(sorted(runtimes))),
+        engine_problem=problem,
+        missing=tuple(a.text for a, _ in answers if a.word == "missing"),
+        free_bytes=int(single["free"].text or 0) if "free" in single else 0,
+        gpu_count=len(gpus),
+    )
+
+
+def require_tools(board: Board, state: BoardState) -> None:
+    """Raises BoardUnfit, DockerUnavailable."""
+    if state.missing:
+        raise BoardUnfit(
+            f"the board {board.name} lacks {', '.join(state.missing)}",
+            next_step="there: sudo apt-get install coreutils util-linux tar findutils docker.io",
+        )
+    if state.engine_problem:
+        raise board_said(board.name, "engine", state.engine_problem)
+
+
+def target_of(targets: dict[str, Target], board: Board, state: BoardState) -> Target:
+    """The target that hosts.toml names for the board, if the board is still one for it, or what
+    fits. Raises NotApplicableError, naming architecture or L4T where those are another."""
+    if board.target is None:
+        return pick_target(targets, state.host, None)
+    if board.target in targets:
+        found = refusals(targets[board.target], state.host)
+        if found:
+            raise NotApplicableError(
+                f"the board {board.name} is not one for target '{board.target}'",
+                why="\n".join(
+                    [f"it answers as {state.host.describe()}", *(each.reason for each in found)]
+                ),
+                next_step="is it the board you mean? if it was set up anew, correct `target` of"
+                f" '{board.name}' in hosts.toml; narrowgauge hosts doctor {board.name}",
+            )
+    return pick_target(targets, state.host, board.target)
+
+
+def _put(root: Path, name: str, body: bytes) -> None:
+    path = root / name
+    # The board's word is not to be written elsewhere.
+    if ".." in Path(name).parts or not path.resolve().is_relative_to(root.resolve()):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(body)
+
+
+def _gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
+    """`8.6, 535.54, 24564, NVIDIA RTX A5000`; memory in MiB, or `[N/A]` where it is the host's."""
+    gpus = []
+    driver = None
+    for line in lines:
+        fields = [part.strip() for part in line.split(",", 3)]
+        if len(fields) < 4:
+            continue
+        capability, driver, memory, name = fields
+        size = int(memory) * _MEBIBYTE if memory.isdigit() else None
+        gpus.append(Gpu(name, capability, size, {}))
+    return tuple(gpus), driver

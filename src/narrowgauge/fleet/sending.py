@@ -1,0 +1,190 @@
+"""What a run needs on its board: its inputs, its data sets, its image. Each is sent once."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from narrowgauge.errors import (
+    BuildFailed,
+    DataCorrupt,
+    DiskFull,
+    NarrowgaugeError,
+    NotApplicableError,
+)
+from narrowgauge.fleet.errors import LinkCut, WrongImage, board_said
+from narrowgauge.fleet.link import Link
+from narrowgauge.machine import ARCHITECTURES
+from narrowgauge.plan import Places
+from narrowgauge_contract.datasets import data_set
+from narrowgauge_contract.hashing import tree_files
+from narrowgauge_contract.job import Job
+
+__all__ = [
+    "board_image",
+    "pack_inputs",
+    "require_architecture",
+    "require_same",
+    "send_data",
+    "send_image",
+    "sha256_bytes",
+]
+
+Say = Callable[[str], None]
+
+_CHUNK = 1 << 18
+#: How often a file is sent on after the link was cut.
+_TRIES = 5
+#: Results of other machines belong to no run's inputs.
+_NOT_SENT = "reference"
+
+
+def pack_inputs(job: Job, places: Places) -> bytes:
+    """A tar with job.json and the experiment's folder; the same bytes for the same content."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        _add(tar, places.job, "job.json")
+        root = places.experiments / job.experiment
+        for path in sorted(tree_files(root)):
+            name = path.relative_to(root)
+            if name.parts[0] != _NOT_SENT and path.is_file():
+                _add(tar, path, f"experiments/{job.experiment}/{name.as_posix()}")
+    return stream.getvalue()
+
+
+def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
+    content = path.read_bytes()
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(content), 0o755 if path.stat().st_mode & 0o100 else 0o644
+    tar.addfile(entry, io.BytesIO(content))
+
+
+def send_data(link: Link, names: tuple[str, ...], root: Path, folder: str, say: Say) -> None:
+    """Bring every file of these data sets to `folder` on the board, if it is not there. A file that
+    was sent in part is sent on from there. Raises DiskFull, DataCorrupt, BoardUnreachable."""
+    files = [(data_set(name).name, file) for name in names for file in data_set(name).files]
+    if not files:
+        return
+    paths = [f"{folder}/{name}/{file.name}" for name, file in files]
+    there = [answer.fields(2) for answer, _ in link.call("have", paths) if answer.word == "have"]
+    for (name, file), path, (size, part) in zip(files, paths, there, strict=True):
+        if size == str(file.bytes):
+            continue
+        say(f"{link.board.name}: sending {name}/{file.name}, {file.bytes / 1e6:.1f} MB")
+        _send_file(link, root / name / file.name, path, int(part), file.sha256)
+
+
+def _send_file(link: Link, source: Path, path: str, offset: int, sha256: str) -> None:
+    size = source.stat().st_size
+    for attempt in range(_TRIES):
+        try:
+            words = [path, str(offset), str(size), sha256]
+            link.call("put", words, _rest(source, offset))
+            return
+        except LinkCut:
+            if attempt == _TRIES - 1:
+                raise
+        except NarrowgaugeError as error:
+            if attempt == _TRIES - 1 or isinstance(error, (DiskFull, DataCorrupt)):
+                raise
+        (answer,) = [a for a, _ in link.call("have", [path]) if a.word == "have"]
+        there, part = answer.fields(2)
+        if there == str(size):
+            return
+        offset = int(part)
+
+
+def _rest(source: Path, offset: int) -> Iterator[bytes]:
+    with open(source, "rb") as stream:
+        stream.seek(offset)
+        yield from _chunks(stream)
+
+
+def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
+    while chunk := stream.read(_CHUNK):
+        yield chunk
+
+
+def board_image(link: Link, name: str) -> Mapping[str, Any] | None:
+    """What the board's engine says of the image; None where it has none of that name or id."""
+    for answer, _ in link.call("image", [name]):
+        if answer.word == "image":
+            found: Mapping[str, Any] = json.loads(answer.text)
+            return found
+    return None
+
+
+def send_image(
+    link: Link, wanted: Mapping[str, Any], name: str, docker: str, env: Mapping[str, str], say: Say
+) -> str:
+    """See to it that the board has the image `wanted` (as an engine inspects it), and give its id
+    there, which differs from the one here where the two keep images in different stores.
+
+    It goes by `docker save | docker load`, once: one that is there is never sent again. Raises
+    WrongImage where the board has another of that name, BuildFailed, DiskFull.
+    """
+    found = board_image(link, name)
+    if found is None:
+        say(f"{link.board.name}: sending the image {name}, {int(wanted['Size']) / 1e6:.0f} MB")
+        _save_and_load(link, name, docker, env)
+        found = board_image(link, name)
+    return require_same(link, found, wanted, name)
+
+
+def require_same(
+    link: Link, found: Mapping[str, Any] | None, wanted: Mapping[str, Any], name: str
+) -> str:
+    """The board's id of the image, where it is the one that is wanted. Raises WrongImage."""
+    if found is not None and _same(found, wanted):
+        return str(found["Id"])
+    raise WrongImage(
+        f"the board {link.board.name} has another image than this run is of",
+        why=f"{name} should be {wanted['Id']}, and is {found['Id'] if found else 'not there'}",
+        next_step=f"on the board: docker image rm {name}; then start again, and it is sent",
+    )
+
+
+def require_architecture(link: Link, made: str, host_has: str) -> None:
+    """Raises NotApplicableError for an image of another processor than the board's."""
+    if ARCHITECTURES.get(made, made) != host_has:
+        raise NotApplicableError(
+            f"the image is for {made}, and the board {link.board.name} is {host_has}",
+            next_step="name the target that is the board's: `target` in hosts.toml",
+        )
+
+
+def _same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """By id; two kinds of image store give one image two ids, and its layers the same sums."""
+    layers = (found.get("RootFS") or {}).get("Layers"), (wanted.get("RootFS") or {}).get("Layers")
+    said = (found.get("Config") or {}).get("Labels"), (wanted.get("Config") or {}).get("Labels")
+    same_content = bool(layers[0]) and layers[0] == layers[1] and said[0] == said[1]
+    return bool(found["Id"] == wanted["Id"] or same_content)
+
+
+def _save_and_load(link: Link, name: str, docker: str, env: Mapping[str, str]) -> None:
+    with subprocess.Popen(
+        [docker, "save", name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(env)
+    ) as saving:
+        assert saving.stdout is not None
+        assert saving.stderr is not None
+        try:
+            answers = link.call("load", (), _chunks(saving.stdout))
+        except BaseException:
+            saving.kill()
+            raise
+        said = saving.stderr.read().decode("utf-8", errors="replace")
+    if saving.returncode != 0:
+        raise BuildFailed(f"the image {name} cannot be saved here", why=said)
+    if not any(answer.word == "loaded" for answer, _ in answers):
+        raise board_said(link.board.name, "load", "it said nothing")
+
+
+def sha256_bytes(content: bytes) -> str:
+    """The sha256 of what is sent."""
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,119 @@
+"""Starts the runs of a sweep: here, one at a time, or as arrays on a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from narrowgauge.launch import Launch, World, attach_to, prepare, run_all
+from narrowgauge.plan import NATIVE, JobRequest
+from narrowgauge.progress import Reporter
+from narrowgauge.runner import StopRequest
+from narrowgauge.slurm.asking import SlurmAsk
+from narrowgauge.store import RunFolder, Store
+from narrowgauge_contract.errors import ExitCode
+from narrowgauge_contract.job import Job
+from narrowgauge_contract.record import Record
+
+if TYPE_CHECKING:
+    from narrowgauge.executors.slurm import SlurmExecutor
+
+__all__ = ["HereStarter", "SlurmStarter", "here", "on_slurm"]
+
+Finished = Callable[[RunFolder, Record], None]
+#: Slurm's own default of MaxArraySize is 1001.
+_ARRAY = 1000
+
+
+@dataclass
+class HereStarter:
+    """On this host: one run at a time, or they would measure each other."""
+
+    world: World
+    launch: Launch
+    store: Store
+    data: Path
+    wait: bool
+    reporter: Reporter
+    most: int = 1
+
+    @property
+    def target(self) -> str:
+        return self.launch.jobs[0].target
+
+    def __call__(self, jobs: Sequence[Job], finished: Finished) -> None:
+        for job in jobs:
+            launch = dataclasses.replace(self.launch, jobs=(job,))
+            self.launch = dataclasses.replace(self.launch, reason="")  # once is enough
+            done = run_all(
+                self.world, launch, store=self.store, data=self.data, wait=self.wait,
+                reporter=self.reporter,
+            )  # fmt: skip
+            for folder, record in done:
+                finished(folder, record)
+                if record.exit_code == ExitCode.INTERRUPTED:
+                    return
+
+    def attach(self, folder: RunFolder) -> Record:
+        return attach_to(self.world, folder, wait=self.wait, reporter=self.reporter)
+
+
+@dataclass
+class SlurmStarter:
+    """On a cluster: as many at once as an array may hold."""
+
+    world: World
+    executor: SlurmExecutor
+    store: Store
+    data: Path
+    reporter: Reporter
+    target: str = NATIVE
+    most: int = _ARRAY
+
+    def __call__(self, jobs: Sequence[Job], finished: Finished) -> None:
+        from narrowgauge.launch_slurm import run_slurm
+
+        run_slurm(
+            self.world, self.executor, jobs, store=self.store, data=self.data,
+            reporter=self.reporter, stop=StopRequest(), finished=finished,
+        )  # fmt: skip
+
+    def attach(self, folder: RunFolder) -> Record:
+        return attach_to(self.world, folder, wait=True, reporter=self.reporter)
+
+
+def here(
+    world: World,
+    request: JobRequest,
+    store: Store,
+    data: Path,
+    reporter: Reporter,
+    *,
+    on: str | None,
+    executor: str,
+    lab_python: Path | None,
+    wait: bool,
+) -> HereStarter:
+    """`request`: one of the sweep's, by which executor and target are chosen for all."""
+    launch = prepare(world, request, store.root, on=on, executor=executor, lab_python=lab_python)
+    return HereStarter(world, launch, store, data, wait, reporter)
+
+
+def on_slurm(
+    world: World,
+    ask: SlurmAsk,
+    store: Store,
+    data: Path,
+    reporter: Reporter,
+    *,
+    on: str | None,
+    lab_python: Path | None,
+) -> SlurmStarter:
+    """For `--executor slurm`."""
+    from narrowgauge.launch_slurm import prepare_slurm
+
+    executor = prepare_slurm(world, ask, store.root, lab_python)
+    return SlurmStarter(world, executor, store, data, reporter, on or NATIVE)

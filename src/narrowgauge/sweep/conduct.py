@@ -1,0 +1,154 @@
+"""Runs a sweep: what is not done yet, one by one or as arrays, each written down as it ends.
+
+A sweep that was stopped, or whose launcher was killed, goes on by the same command: what is
+recorded is not run again, and what still runs is taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from narrowgauge.errors import NarrowgaugeError
+from narrowgauge.store import RunFolder, Store
+from narrowgauge.sweep.file import SweepSpec
+from narrowgauge.sweep.journal import Journal
+from narrowgauge.sweep.points import Point, job_of, point_of, points_of, varied
+from narrowgauge.sweep.search import Search
+from narrowgauge_contract.errors import ExitCode
+from narrowgauge_contract.job import Job
+from narrowgauge_contract.record import Record
+from narrowgauge_contract.spec import ExperimentSpec
+
+__all__ = ["Conductor", "Progress", "Starter"]
+
+Say = Callable[[str], None]
+
+
+class Starter(Protocol):
+    """What runs jobs. `most`: how many by one request; `target`: what their records call it."""
+
+    @property
+    def most(self) -> int: ...
+
+    @property
+    def target(self) -> str: ...
+
+    def __call__(self, jobs: Sequence[Job], finished: Callable[[RunFolder, Record], None]) -> None:
+        """Run them; `finished` is called as each is recorded. Interrupted ones end it early."""
+
+    def attach(self, folder: RunFolder) -> Record:
+        """Take over a run that another launcher started."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Of so many points so many are done, and whether somebody stopped it."""
+
+    points: int
+    done: int
+    stopped: bool
+
+
+class Conductor:
+    """One sweep in one results folder."""
+
+    def __init__(
+        self, sweep: SweepSpec, spec: ExperimentSpec, store: Store, journal: Journal, say: Say
+    ) -> None:
+        self._sweep = sweep
+        self._spec = spec
+        self._store = store
+        self._journal = journal
+        self._say = say
+        self._stopped = False
+
+    def run(self, start: Starter) -> Progress:
+        """Do what is left. Raises Busy, and what starting a run raises; a run that failed does not
+        end the sweep, one that was interrupted does."""
+        if self._sweep.file.method == "optuna":
+            return self._search(start)
+        with self._journal.alone():
+            points = points_of(self._sweep)
+            self._take_over(start)
+            known = self._journal.entries()
+            left = [p for p in points if p.key not in known or not known[p.key].complete]
+            self._say(f"{len(points) - len(left)} of {len(points)} points are done")
+            for first in range(0, len(left), start.most):
+                if self._stopped:
+                    break
+                self._start(start, left[first : first + start.most])
+            known = self._journal.entries()
+            done = sum(p.key in known and known[p.key].complete for p in points)
+            return Progress(len(points), done, self._stopped)
+
+    def _start(self, start: Starter, points: Iterable[Point]) -> None:
+        jobs = []
+        for point in points:
+            job = job_of(self._sweep, self._spec, point, start.target)
+            self._journal.started(point.key, job.run_id, dict(varied(self._sweep, point)))
+            jobs.append(job)
+
+        def note(folder: RunFolder, record: Record) -> None:
+            del folder
+            self._note(record)
+
+        start(jobs, note)
+
+    def _note(self, record: Record) -> dict[str, float]:
+        figures = self._journal.ended(record.run_id, record)
+        self._stopped = self._stopped or record.exit_code == ExitCode.INTERRUPTED
+        return figures
+
+    def _take_over(self, start: Starter) -> None:
+        """Runs of this sweep that were begun and not written down: recorded, or still running."""
+        for entry in self._journal.entries().values():
+            if entry.exit_code is None:
+                record = self._recover(start, entry.run_id)
+                if record is not None:
+                    self._note(record)
+        self._stopped = False
+
+    def _recover(self, start: Starter, run_id: str) -> Record | None:
+        folder = RunFolder(self._store.root / self._sweep.file.experiment / run_id)
+        try:
+            if folder.recorded:
+                return folder.record()
+            if folder.handle_path.is_file():
+                self._say(f"taking over {run_id}")
+                return start.attach(folder)
+        except NarrowgaugeError as error:
+            self._say(f"{run_id} cannot be taken over ({error.what}); its point is run again")
+        return None
+
+    def _search(self, start: Starter) -> Progress:
+        search = Search(self._sweep, self._journal.folder)
+        for trial, run_id in search.orphans():
+            record = self._recover(start, run_id) if run_id else None
+            figures = self._note(record) if record is not None else {}
+            search.tell(trial, figures, record is not None and bool(record.valid_rows()))
+        self._stopped = False
+        while search.left and not self._stopped:
+            asked: dict[str, int] = {}
+            jobs = []
+            for _ in range(min(start.most, search.left)):
+                trial, values = search.next()
+                point = point_of(self._sweep, values)
+                job = job_of(self._sweep, self._spec, point, start.target)
+                search.started(trial, job.run_id)
+                self._journal.started(f"{point.key}-{trial}", job.run_id, values)
+                asked[job.run_id] = trial
+                jobs.append(job)
+
+            def note(folder: RunFolder, record: Record, asked: dict[str, int] = asked) -> None:
+                del folder
+                figures = self._note(record)
+                search.tell(asked.pop(record.run_id), figures, bool(record.valid_rows()))
+
+            try:
+                start(jobs, note)
+            finally:
+                for trial in asked.values():  # never started: others may ask for their points
+                    search.tell(trial, {}, False)
+        return Progress(self._sweep.file.runs, self._sweep.file.runs - search.left, self._stopped)
