@@ -82,7 +82,6 @@ def test_a_run_is_submitted_watched_and_recorded(slurm: SlurmSite, tmp_path: Pat
     assert record.host.machine.cpu_count > 1  # the node's, and not that of whoever watched
     assert record.host.git == GitFacts("c0", False)
     assert "the lab speaks" in record.host.log_tail
-    assert any(words.endswith(tuple(f"on {node}" for node in given.nodes)) for words in bench.said)
     assert RunFolder(folder.path).record() == record
 
 
@@ -112,9 +111,14 @@ def test_a_stop_cancels_the_running_and_the_waiting(slurm: SlurmSite, tmp_path: 
     jobs = [job(fake_lab.SLOW, number) for number in range(2)]
     first = bench.store.root / "tiny" / jobs[0].run_id / "out" / "events.jsonl"
 
+    def told() -> bool:
+        return any(words.endswith((": on n1", ": on n2")) for words in bench.said)
+
     def ask() -> None:
-        until(lambda: first.is_file() and "metric" in first.read_text())
-        bench.stop.requested = True
+        try:
+            until(lambda: first.is_file() and "metric" in first.read_text() and told())
+        finally:
+            bench.stop.requested = True
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -123,6 +127,7 @@ def test_a_stop_cancels_the_running_and_the_waiting(slurm: SlurmSite, tmp_path: 
 
     assert [record.status for record in done] == [Status.INTERRUPTED, Status.INTERRUPTED]
     assert [record.exit_code for record in done] == [130, 130]
+    assert told()  # where it runs is said while it does
     assert done[0].rows[0].metric("loss") is not None
     assert done[1].rows == ()
 
