@@ -58,11 +58,12 @@ class Line:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """One experiment on several boards."""
+    """One experiment on several boards. `notes`: what a reader must know before comparing."""
 
     experiment: str
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
 
 
 def side_by_side(records: Sequence[Record]) -> SideBySide:
@@ -95,7 +96,8 @@ def side_by_side(records: Sequence[Record]) -> SideBySide:
             )
             if any(cell is not None for cell in cells):
                 lines.append(Line(label, metric, unit, cells))
-    return SideBySide(experiments[0], _columns(records), tuple(lines))
+    columns = _columns(records)
+    return SideBySide(experiments[0], columns, tuple(lines), _notes(records, columns))
 
 
 def side_by_side_json(found: SideBySide) -> Any:
@@ -114,6 +116,8 @@ def print_boards(found: SideBySide, console: Console) -> None:
         left_out = f", {column.dropped} INVALID rows left out" if column.dropped else ""
         text = f"  {column.run_id}, {column.device}{left_out}"
         console.print(Text.assemble((column.name, "bold"), text))
+    for note in found.notes:
+        console.print(Text(f"! {note}", style="yellow"))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("metric")
     for column in found.columns:
@@ -193,6 +197,24 @@ def _columns(records: Sequence[Record]) -> tuple[Column, ...]:
         dropped = len(record.rows) - len(record.valid_rows())
         columns.append(Column(unique, record.run_id, _device(record), dropped))
     return tuple(columns)
+
+
+def _notes(records: Sequence[Record], columns: Sequence[Column]) -> tuple[str, ...]:
+    found = []
+    for record, column in zip(records, columns, strict=True):
+        scheduler = record.host.scheduler if record.host else None
+        if scheduler is not None and scheduler.indicative:
+            found.append(f"{column.name}: indicative only: {scheduler.indicative}")
+    code = {
+        "lab and kernels": [record.hashes.source for record in records],
+        "the experiment's folder": [record.hashes.experiment for record in records],
+    }
+    for what, hashes in code.items():
+        if len(set(hashes)) > 1:
+            each = zip(columns, hashes, strict=True)
+            said = ", ".join(f"{column.name} {digest[:12]}" for column, digest in each)
+            found.append(f"not the same code: {what}: {said}")
+    return tuple(found)
 
 
 def _name(record: Record) -> str:

@@ -5,23 +5,30 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO, TypeAlias, TypeVar
 
 from narrowgauge.catalog import load_experiment
 from narrowgauge.checkout import git_facts
-from narrowgauge.errors import DockerUnavailable, NarrowgaugeError, NotApplicableError
+from narrowgauge.errors import (
+    DockerPermission,
+    DockerUnavailable,
+    NarrowgaugeError,
+    NotApplicableError,
+    ToolchainMissing,
+)
 from narrowgauge.executors.base import load_handle
-from narrowgauge.executors.ssh import Seat, SshExecutor, board_of
+from narrowgauge.executors.ssh import SshExecutor
 from narrowgauge.fleet.clock import require_clock
-from narrowgauge.fleet.facts import BoardState, ask_board, require_tools, target_of
+from narrowgauge.fleet.facts import BoardState, ask_board, require_devices, require_tools, target_of
 from narrowgauge.fleet.hosts import Board
+from narrowgauge.fleet.job_list import JobList
 from narrowgauge.fleet.link import Link, Patience
+from narrowgauge.fleet.seat import Seat, board_of
 from narrowgauge.fleet.sending import (
     board_image,
     require_architecture,
@@ -53,6 +60,8 @@ __all__ = ["Finished", "Fleet", "attach_fleet", "prepare_fleet", "run_fleet"]
 Say = Callable[[str], None]
 T = TypeVar("T")
 R = TypeVar("R")
+#: What a worker tells: a run that is recorded, what kept it from going on, or that it has ended.
+_Told: TypeAlias = tuple[RunFolder, Record] | Exception | None
 
 
 @dataclass(frozen=True)
@@ -114,6 +123,7 @@ def prepare_fleet(
         require_tools(board, state)
         require_clock(board.name, state.clock)
         target = target_of(targets, board, state)
+        require_devices(board, state, target)
         check_experiment(spec, target, targets, state.host)
         return _Known(board, link, state, target)
 
@@ -163,18 +173,25 @@ def run_fleet(
     """Run every job. One board's failure does not keep the others; where jobs are spread, those
     that it could not start go to the others."""
     stop = StopRequest()
-    done: queue.SimpleQueue[tuple[RunFolder, Record] | NarrowgaugeError | None] = (
-        queue.SimpleQueue()
-    )
-    shared = deque(fleet.jobs[0]) if fleet.spread else None
+    done: queue.SimpleQueue[_Told] = queue.SimpleQueue()
+    shared = JobList(fleet.jobs[0]) if fleet.spread else None
     alone = len(fleet.seats) == 1
     git = git_facts(world.checkout.root)
     workers = []
+    executors: list[SshExecutor] = []
     for position, seat in enumerate(fleet.seats):
         teller = reporter if alone else _BoardReporter(_name(seat), errors)
+        jobs = shared if shared is not None else JobList(fleet.jobs[position])
         executor = SshExecutor(
-            world.env, link=fleet.links[seat.board.name], seat=seat, wait=wait, say=teller.note
+            world.env,
+            link=fleet.links[seat.board.name],
+            seat=seat,
+            wait=wait,
+            say=teller.note,
+            stopped=lambda: stop.requested,
+            begun=jobs.begun,
         )
+        executors.append(executor)
         session = Session(
             executor=executor,
             store=store,
@@ -184,11 +201,9 @@ def run_fleet(
             reporter=teller,
             stop=stop,
         )
-        jobs = shared if shared is not None else deque(fleet.jobs[position])
-        worker = threading.Thread(target=_work, args=(jobs, session, done, shared is not None))
-        workers.append(worker)
+        workers.append(threading.Thread(target=_work, args=(jobs, session, done)))
     with stop_signals(stop):
-        return _gather(world, workers, done, store)
+        return _gather(world, workers, done, store, executors)
 
 
 def attach_fleet(world: World, folder: RunFolder, reporter: Reporter) -> Record:
@@ -203,7 +218,9 @@ def attach_fleet(world: World, folder: RunFolder, reporter: Reporter) -> Record:
         return StartFacts(ask_board(link).machine, git_facts(world.checkout.root))
 
     session = Session(
-        executor=SshExecutor(world.env, link=link, say=reporter.note),
+        executor=SshExecutor(
+            world.env, link=link, say=reporter.note, stopped=lambda: stop.requested
+        ),
         store=store,
         experiments=world.checkout.experiments,
         data=folder.path,
@@ -240,25 +257,18 @@ def _name(seat: Seat) -> str:
     return f"{seat.board.name}/{seat.device}" if several else seat.board.name
 
 
-def _work(
-    jobs: deque[Job],
-    session: Session,
-    done: queue.SimpleQueue[tuple[RunFolder, Record] | NarrowgaugeError | None],
-    shared: bool,
-) -> None:
+def _work(jobs: JobList, session: Session, done: queue.SimpleQueue[_Told]) -> None:
     """One device's jobs, one after the other. Ends with None, whatever happens."""
     try:
-        while not session.stop.requested:
-            try:
-                job = jobs.popleft()
-            except IndexError:
-                return
+        while (job := jobs.take(lambda: session.stop.requested)) is not None:
             try:
                 done.put(run_job(job, session))
-            except NarrowgaugeError as error:
-                begun = (session.store.root / job.experiment / job.run_id).exists()
-                if shared and not begun:
-                    jobs.appendleft(job)
+                jobs.begun(job.run_id)
+            except Exception as error:
+                if (session.store.root / job.experiment / job.run_id).exists():
+                    jobs.begun(job.run_id)
+                else:
+                    jobs.give_back(job)
                 done.put(error)
                 return  # what keeps one job from this device keeps the next from it too
     finally:
@@ -268,25 +278,37 @@ def _work(
 def _gather(
     world: World,
     workers: Sequence[threading.Thread],
-    done: queue.SimpleQueue[tuple[RunFolder, Record] | NarrowgaugeError | None],
+    done: queue.SimpleQueue[_Told],
     store: Store,
+    executors: Sequence[SshExecutor],
 ) -> Finished:
-    """Start the workers, and draw here what they finish: drawing is not for many threads."""
+    """Start the workers, and draw here what they finish: drawing is not for many threads. Raises
+    what is no error of ours once all have ended."""
     finished = Finished()
+    faults: list[Exception] = []
     for worker in workers:
         worker.start()
     left = len(workers)
     while left:
-        found = done.get()
+        try:
+            found = done.get()
+        except KeyboardInterrupt:
+            for executor in executors:
+                executor.kill_all()
+            continue
         if found is None:
             left -= 1
         elif isinstance(found, NarrowgaugeError):
             finished.problems.append(found)
+        elif isinstance(found, Exception):
+            faults.append(found)
         else:
             finished.runs.append(found)
             draw_quietly(found[0], store, world.say)
     for worker in workers:
         worker.join()
+    if faults:
+        raise faults[0]
     return finished
 
 
@@ -308,8 +330,9 @@ def _images(world: World, known: Sequence[_Known]) -> dict[str, tuple[Mapping[st
     local: Any = None
     try:
         local = _local_engine(world)
-    except DockerUnavailable as error:
+    except (DockerUnavailable, DockerPermission, ToolchainMissing) as error:
         world.say(f"no image can be sent from here: {error.what}")
+    # unverified: images built on a board by DOCKER_HOST | no arm64 board | build one so, and run
     for each in known:
         if each.target.name in found:
             continue

@@ -92,7 +92,7 @@ def compose_record(folder: RunFolder, handle: Handle, ending: Ending, start: Sta
         image=handle.image,
         git=start.git,
         cache_cold=handle.cache_cold,
-        exceptions=(*handle.exceptions, *exceptions),
+        exceptions=(*handle.exceptions, *ending.exceptions, *exceptions),
         log_tail=ending.log_tail,
         error=ending.error,
         scheduler=_scheduler(folder),

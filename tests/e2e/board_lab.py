@@ -17,10 +17,11 @@ sys.path.insert(0, str(ROOT / "tests" / "launcher"))
 from boards import IMAGE, LabBoard  # noqa: E402
 from launching import TINY_TOML, Quiet, tiny_job, write_outcome, write_run  # noqa: E402
 
-from narrowgauge.executors.ssh import Seat, SshExecutor  # noqa: E402
+from narrowgauge.executors.ssh import SshExecutor  # noqa: E402
 from narrowgauge.fleet.facts import ask_board  # noqa: E402
 from narrowgauge.fleet.hosts import load_boards  # noqa: E402
 from narrowgauge.fleet.link import Link, Patience  # noqa: E402
+from narrowgauge.fleet.seat import Seat  # noqa: E402
 from narrowgauge.plan import Places  # noqa: E402
 from narrowgauge.recording import StartFacts  # noqa: E402
 from narrowgauge.runner import Session, StopRequest  # noqa: E402
@@ -122,6 +123,7 @@ def die(there: OnBoard, run_id: str) -> None:
     watching = there.executor._watching.pop(run_id)
     watching._channel._process.kill()
     watching.close()
+    there.executor._guards.release(run_id)
 
 
 def begin(there: OnBoard, run_id: str) -> RunFolder:

@@ -19,7 +19,13 @@ from narrowgauge.compare_boards import (
 )
 from narrowgauge.errors import UsageError
 from narrowgauge.store import Store
-from narrowgauge_contract.record import BoardFacts, Record, load_record, write_record
+from narrowgauge_contract.record import (
+    BoardFacts,
+    Record,
+    SchedulerFacts,
+    load_record,
+    write_record,
+)
 
 
 def _record(root: Path, suffix: str, board: str | None, scale: float = 1.0) -> Record:
@@ -93,3 +99,28 @@ def test_the_board_is_kept_in_a_record_and_left_out_of_others(tmp_path: Path) ->
 
     assert '"board"' in (tmp_path / "with").read_text()
     assert '"board"' not in (tmp_path / "without").read_text()
+
+
+def test_other_code_and_shared_nodes_are_said(tmp_path: Path) -> None:
+    one = _record(tmp_path, "aaaaaa", "orin")
+    two = _record(tmp_path, "bbbbbb", "xavier")
+    assert side_by_side([one, two]).notes == ()
+    assert two.host is not None
+    facts = SchedulerFacts(
+        **{
+            field.name: "shared with others" if field.name == "indicative" else None
+            for field in dataclasses.fields(SchedulerFacts)
+        }
+    )
+    shared = dataclasses.replace(two.host, scheduler=facts)
+    hashes = dataclasses.replace(two.hashes, source="f" * 64)
+    two = dataclasses.replace(two, host=shared, hashes=hashes)
+
+    found = side_by_side([one, two])
+    stream = io.StringIO()
+    print_boards(found, Console(file=stream, width=200))
+
+    assert found.notes[0] == "xavier: indicative only: shared with others"
+    assert found.notes[1].startswith("not the same code: lab and kernels: orin ")
+    assert "xavier ffffffffffff" in found.notes[1]
+    assert all(note in stream.getvalue() for note in found.notes)

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from narrowgauge.errors import (
     DockerUnavailable,
     NotApplicableError,
 )
-from narrowgauge.executors.ssh import Seat, SshExecutor
 from narrowgauge.fleet.clock import Clock, require_clock
 from narrowgauge.fleet.errors import (
     BoardUnfit,
@@ -34,17 +34,26 @@ from narrowgauge.fleet.errors import (
     never_connected,
     ssh_error,
 )
-from narrowgauge.fleet.facts import BoardState, read_state, require_tools, target_of
+from narrowgauge.fleet.facts import (
+    BoardState,
+    read_state,
+    require_devices,
+    require_tools,
+    target_of,
+)
 from narrowgauge.fleet.hosts import Board
+from narrowgauge.fleet.job_list import JobList
 from narrowgauge.fleet.leases import holder_text, left_note, taken_error
 from narrowgauge.fleet.link import Link, script
 from narrowgauge.fleet.protocol import EVENT, Answer, Answers
+from narrowgauge.fleet.seat import Seat, plan_on
 from narrowgauge.fleet.sending import pack_inputs, require_same
-from narrowgauge.fleet.watching import Arrival, offsets
+from narrowgauge.fleet.watching import Arrival, Watching, offsets, parse_sums
 from narrowgauge.plan import Places
 from narrowgauge.targets import Accelerator, load_targets
 from narrowgauge_contract.codec import write_json_atomic
 from narrowgauge_contract.errors import ExitCode
+from narrowgauge_contract.job import Job
 from narrowgauge_contract.record import ImageFacts
 
 ROOT = Path(__file__).parents[2]
@@ -137,6 +146,103 @@ def test_tools_and_engine_are_required() -> None:
         require_tools(BOARD, _state(("no-engine", "permission denied")))
     with pytest.raises(DockerUnavailable):
         require_tools(BOARD, _state(("engine", "19.03.1 1.40")))
+
+
+@pytest.mark.parametrize(
+    ("device", "target", "l4t", "said"),
+    [
+        ("gpu0", "cpu", "", "uses no GPU"),
+        ("gpu1", "desktop", "", "it has 1 GPUs"),
+        ("gpu1", "jetson", "R35", "counted from 0"),
+        ("cpu6-8", "cpu", "", "it has 8 processors"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(
+    device: str, target: str, l4t: str, said: str
+) -> None:
+    card = [("gpu", "8.6, 535.54.03, 24564, NVIDIA RTX A5000")] if target == "desktop" else []
+    state = _state(*card, l4t=l4t)
+
+    with pytest.raises(BoardUnfit, match=f"no device '{device}'") as raised:
+        require_devices(Board("a", "a", devices=(device,)), state, TARGETS[target])
+
+    assert said in raised.value.why
+    there = "cpu0-7" if device.startswith("cpu") or target == "cpu" else "gpu0"
+    require_devices(Board("a", "a", devices=(there,)), state, TARGETS[target])
+
+
+def test_sums_of_odd_names_are_read() -> None:
+    digest = "a" * 64
+    lines = [f"{digest}  ./plain", rf"\{digest}  ./a\\b\nc\r", f"{digest}  ./ x\x0b "]
+
+    assert parse_sums("\n".join([*lines, ""])) == dict.fromkeys(
+        ["plain", "a\\b\nc\r", " x\x0b "], digest
+    )
+    with pytest.raises(ValueError, match="not a line"):
+        parse_sums("nonsense")
+
+
+def test_a_device_that_fails_gives_its_job_to_one_that_waits() -> None:
+    jobs = JobList([tiny_job()])
+    first = jobs.take(lambda: False)
+    assert first is not None
+    taken: list[Job | None] = []
+    other = threading.Thread(target=lambda: taken.append(jobs.take(lambda: False)))
+    other.start()
+    other.join(0.2)
+    assert other.is_alive(), "nobody is done while a job may come back"
+
+    jobs.give_back(first)
+    other.join(5)
+
+    assert taken == [first]
+    jobs.begun(first.run_id)
+    assert jobs.take(lambda: False) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (b"@ng ended 0\n@ng part 2 x y\nab@ng done\n", "cannot be understood"),
+        (b"@ng part 2 0 ../../evil\nab@ng done\n", "outside of its run"),
+        (b"@ng sums 3\nabc@ng done\n", "cannot be understood"),
+    ],
+)
+def test_a_board_that_talks_nonsense_is_said_to(said: bytes, problem: str, tmp_path: Path) -> None:
+    class Nonsense:
+        answers = Answers(io.BytesIO(said))
+
+        def read(self) -> Answers:
+            return self.answers
+
+    watching = Watching(Nonsense(), Arrival(tmp_path), "orin")  # type: ignore[arg-type]
+
+    with pytest.raises(BoardUnfit, match=problem):
+        watching.until_started()
+    assert not (tmp_path.parent / "evil").exists()
+
+
+def test_events_with_a_gap_are_asked_for_again(tmp_path: Path) -> None:
+    sums = b"a" * 64 + b"  ./events.jsonl\n"
+    said = b"@ng started\n@ng part 4 100 events.jsonl\nabc\n@ng sums %d\n" % len(sums)
+    said += sums + b"@ng bye\n@ng done\n"
+    arrival = Arrival(tmp_path)
+    (tmp_path / "out").mkdir()
+    arrival.events.write_bytes(b"one\n")
+
+    class Line:
+        answers = Answers(io.BytesIO(said))
+
+        def read(self) -> Answers:
+            return self.answers
+
+    watching = Watching(Line(), arrival, "orin")  # type: ignore[arg-type]
+    while watching.alive(0.1):
+        pass
+
+    assert watching.failure is None
+    assert (arrival.behind, arrival.wrong, arrival.complete) == (True, (), False)
+    assert offsets(arrival) == (4, "")
 
 
 def test_a_clock_is_bounded_by_when_it_was_asked() -> None:
@@ -278,6 +384,12 @@ def test_an_image_is_the_same_by_id_or_by_layers_and_labels() -> None:
 
     link = Link(BOARD, {})
     wanted = image("sha256:a", "l", "c")
+    env = image("sha256:b", "l", "c")
+    env["Config"]["Env"] = ["A=1"]
+    arm = {**image("sha256:b", "l", "c"), "Architecture": "arm64"}
+    for other in (env, arm):
+        with pytest.raises(WrongImage):
+            require_same(link, other, wanted, "x")
     assert require_same(link, image("sha256:a", "", ""), wanted, "x") == "sha256:a"
     assert require_same(link, image("sha256:b", "l", "c"), wanted, "x") == "sha256:b"
     for other in (image("sha256:b", "m", "c"), image("sha256:b", "l", "d"), None):
@@ -330,7 +442,7 @@ def test_a_device_narrows_what_the_container_gets(
     board = Board("orin", "orin.lab", data="~/ng", devices=(device,))
     seat = Seat(board, device, state, TARGETS[target], image, "sha256:bb")
 
-    plan = SshExecutor({}, seat=seat)._plan(seat, tiny_job(), "/home/lab/ng/runs/x", True)
+    plan = plan_on(seat, tiny_job(), "/home/lab/ng/runs/x", True)
     line = list(docker_run_words(plan))
 
     assert any(line[at : at + 2] == words for at in range(len(line)))
@@ -349,7 +461,7 @@ def test_a_cdi_device_can_be_named_alone() -> None:
     state = _state(machine="x86_64", l4t="")
     image = ImageFacts("narrowgauge/x:1", "sha256:aa", "b", None, "c" * 16)
     seat = Seat(Board("a", "a"), "gpu2", state, TARGETS["desktop"], image, "sha256:bb")
-    plan = SshExecutor({}, seat=seat)._plan(seat, tiny_job(), "/h", False)
+    plan = plan_on(seat, tiny_job(), "/h", False)
     plan = dataclasses.replace(plan, accelerator=Accelerator.CDI)
 
     assert "nvidia.com/gpu=2" in docker_run_words(plan)

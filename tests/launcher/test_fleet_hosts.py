@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -83,6 +84,9 @@ def test_two_boards_of_one_name_are_an_error_that_says_which() -> None:
         ('address = "x"\ndevices = []', "each device once"),
         ('address = "x"\ndevices = ["gpu0", "gpu0"]', "each device once"),
         ('address = "x"\ndevices = ["all", "gpu0"]', "whole board"),
+        ('address = "x"\ndevices = ["cpu3-1"]', "ends before it begins"),
+        ('address = "x"\ndevices = ["cpu0-3", "cpu2"]', "share processor 2"),
+        ('address = "x"\ndevices = ["cpu0-9999999999"]', "above 4095"),
         ('address = "x"\ndata = "relative"', "data"),
         ('address = "x"\nuser = "-l"', "user"),
     ],
@@ -156,7 +160,8 @@ def test_a_board_is_added_and_read_back_and_the_rest_stays(tmp_path: Path) -> No
     file.write_text(file.read_text() + "# mine\n")
     append_board(file, second)
 
-    assert load_boards(file) == (first, second)
+    there = str(file.parent / "lab_ssh")
+    assert load_boards(file) == (first, dataclasses.replace(second, ssh_config=there))
     assert "# mine\n" in file.read_text()
     with pytest.raises(HostsFileError, match="already"):
         append_board(file, first)
@@ -167,3 +172,13 @@ def test_where_the_file_lies(tmp_path: Path) -> None:
     assert hosts_file({"XDG_CONFIG_HOME": "/x"}, tmp_path) == Path("/x/narrowgauge/hosts.toml")
     assert hosts_file({"NARROWGAUGE_HOSTS": "/y.toml"}, tmp_path) == Path("/y.toml")
     assert load_boards(tmp_path / "none.toml") == ()
+
+
+def test_ssh_s_configuration_lies_beside_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.toml"
+    path.write_text(LAB, encoding="utf-8")
+
+    desk, orin = load_boards(path)
+
+    assert desk.ssh_config is None
+    assert orin.ssh_config == str(tmp_path / "lab_ssh")

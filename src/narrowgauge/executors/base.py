@@ -76,12 +76,14 @@ class Handle:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended, as its executor saw it. `exit_code` is one of ours, already translated."""
+    """How a run ended, as its executor saw it. `exit_code` is one of ours, already translated.
+    `exceptions`: what the record must say of how it was collected."""
 
     exit_code: int
     status: Status
     log_tail: str
     error: ErrorInfo | None = None
+    exceptions: tuple[str, ...] = ()
 
 
 class Executor(Protocol):

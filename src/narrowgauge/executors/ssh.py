@@ -11,12 +11,16 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from narrowgauge.container import LABEL_DEVICE, ContainerPlan, docker_run_words
-from narrowgauge.errors import Busy, DataCorrupt, DockerUnavailable, NarrowgaugeError
+from narrowgauge.container import docker_run_words
+from narrowgauge.errors import (
+    Busy,
+    DataCorrupt,
+    DockerUnavailable,
+    Interrupted,
+    NarrowgaugeError,
+)
 from narrowgauge.executors.base import (
     ENDING_FILE,
     HANDLE_FORMAT,
@@ -29,53 +33,26 @@ from narrowgauge.executors.base import (
 )
 from narrowgauge.fleet.clock import Clock, require_clock
 from narrowgauge.fleet.errors import BoardUnreachable, LinkCut
-from narrowgauge.fleet.facts import BoardState
-from narrowgauge.fleet.hosts import Board
+from narrowgauge.fleet.guard import Guards
 from narrowgauge.fleet.leases import holder_text, left_note
 from narrowgauge.fleet.link import Link, Patience
+from narrowgauge.fleet.seat import Seat, board_of, plan_on
 from narrowgauge.fleet.sending import pack_inputs, sha256_bytes
 from narrowgauge.fleet.watching import Arrival, Watching, offsets
-from narrowgauge.plan import (
-    Places,
-    User,
-    cache_volume,
-    container_exceptions,
-    container_name,
-    plan_container,
-)
-from narrowgauge.selection import choose_accelerator
-from narrowgauge.targets import Target
+from narrowgauge.plan import Places, container_exceptions
 from narrowgauge_contract.events import Event, EventTail
 from narrowgauge_contract.job import Job
-from narrowgauge_contract.record import BoardFacts, ImageFacts
+from narrowgauge_contract.record import BoardFacts
 
-__all__ = ["SSH", "Seat", "SshExecutor", "board_of"]
+__all__ = ["SSH", "SshExecutor"]
 
 SSH = "ssh"
 #: How often a run whose files arrived changed is asked for them again.
 _TRIES = 3
 _BUSY_WAIT_S = 2.0
-
-
-@dataclass(frozen=True)
-class Seat:
-    """One device of one board, ready for runs: what it is, its target, and its image there, whose
-    id may be another than here between two kinds of image store."""
-
-    board: Board
-    device: str
-    state: BoardState
-    target: Target
-    image: ImageFacts
-    image_there: str
-
-    @property
-    def data_folder(self) -> str:
-        return self.state.folder(self.board.data)
-
-    @property
-    def leases(self) -> str:
-        return self.state.folder(self.board.leases)
+#: Connections in a row that end so soon, and bring nothing, before that is taken to be for good.
+_FRUITLESS = 10
+_BRIEF_S = 20.0
 
 
 class SshExecutor:
@@ -92,6 +69,8 @@ class SshExecutor:
         patience: Patience | None = None,
         wait: bool = False,
         say: Callable[[str], None] = print,
+        stopped: Callable[[], bool] = lambda: False,
+        begun: Callable[[str], None] | None = None,
     ) -> None:
         self._env = env
         self._link = link
@@ -99,6 +78,10 @@ class SshExecutor:
         self._patience = patience or (link.patience if link is not None else Patience())
         self._wait = wait
         self._say = say
+        self._stopped = stopped
+        self._tell_begun = begun
+        self._live: dict[str, Handle] = {}
+        self._guards = Guards()
         self._arrivals: dict[str, Arrival] = {}
         self._watching: dict[str, Watching] = {}
 
@@ -114,7 +97,7 @@ class SshExecutor:
         seat = self._seat
         assert seat is not None, "this executor only watches"
         home = f"{seat.data_folder}/runs/{job.run_id}"
-        plan = self._plan(seat, job, home, places.data is not None)
+        plan = plan_on(seat, job, home, places.data is not None)
         payload = pack_inputs(job, places)
         handle = Handle(
             format=HANDLE_FORMAT,
@@ -153,26 +136,63 @@ class SshExecutor:
             "--",
             *docker_run_words(plan)[1:],
         ]
-        arrival = Arrival(places.folder)
-        self._arrivals[job.run_id] = arrival
-        self._begin(handle, words, payload)
+        self._arrivals[job.run_id] = Arrival(places.folder)
+        try:
+            self._begin(handle, words, payload)
+        except BaseException:
+            self._guards.release(job.run_id)
+            raise
+        try:
+            handle = self._started(seat, handle, places.folder)
+        except BaseException:
+            # The caller takes what this raises for a run that never began.
+            try:
+                self.discard(handle)
+            finally:
+                self._close(handle)
+                self._guards.release(job.run_id)
+            raise
+        self._live[job.run_id] = handle
+        if self._tell_begun is not None:
+            self._tell_begun(job.run_id)
+        return handle
+
+    def _started(self, seat: Seat, handle: Handle, folder: Path) -> Handle:
+        """The handle with what is known since the run began, kept."""
+        arrival = self._arrivals[handle.run_id]
         for left in arrival.notes:
             self._say(left_note(seat.board.name, left))
         clock = self._link_of(None).clock or seat.state.clock
-        handle = dataclasses.replace(
-            handle, cache_cold=arrival.cold, board=self._board_facts(seat, clock)
-        )
-        save(places.folder / "handle.json", handle)
+        board = self._board_facts(seat, clock)
+        handle = dataclasses.replace(handle, cache_cold=arrival.cold, board=board)
+        save(folder / "handle.json", handle)
         return handle
+
+    def kill_all(self) -> None:
+        """End every run of this executor at once; whoever watches them sees them end."""
+        for handle in list(self._live.values()):
+            try:
+                self.cancel(handle, timeout_s=0)
+            except NarrowgaugeError as error:
+                self._say(f"{handle.run_id} cannot be killed now: {error.what}")
 
     def stream(self, handle: Handle, out: Path) -> Iterator[Event | None]:
         """The events as they arrive. A connection that is cut is tried again for a while; raises
         BoardUnreachable when that was in vain. The run goes on meanwhile."""
+        try:
+            yield from self._stream(handle, out)
+        except NarrowgaugeError:
+            self._close(handle)
+            self._guards.release(handle.run_id)  # for whoever attaches to it next
+            raise
+
+    def _stream(self, handle: Handle, out: Path) -> Iterator[Event | None]:
         arrival = self._arrival(handle, out.parent)
         tail = EventTail(arrival.events)
-        tries = 0
+        tries = fruitless = 0
         while not arrival.complete:
             watching = self._watching.get(handle.run_id) or self._resume(handle, arrival)
+            here, since = arrival.bytes_here(), time.monotonic()
             while watching.alive(POLL_S):
                 watching.beat(self._patience.pulse)
                 yield from tail.poll()
@@ -185,6 +205,11 @@ class SshExecutor:
                 tries += bool(arrival.wrong)
                 if tries >= _TRIES:
                     raise _damaged(handle, arrival)
+                idle = arrival.bytes_here() <= here and time.monotonic() - since < _BRIEF_S
+                fruitless = fruitless + 1 if idle else 0
+                if fruitless >= _FRUITLESS:
+                    raise watching.failure or _damaged(handle, arrival)
+                time.sleep(min(0.2 * fruitless, _BUSY_WAIT_S))
         yield from tail.poll()
 
     def alive(self, handle: Handle) -> bool:
@@ -201,6 +226,8 @@ class SshExecutor:
             pass  # to the end, where it was left before
         ending = arrival.ending()
         save(dest / ENDING_FILE, ending)
+        self._live.pop(handle.run_id, None)
+        self._guards.release(handle.run_id, dest)
         watching = self._watching.pop(handle.run_id, None)
         if watching is None:
             self.discard(handle)
@@ -241,7 +268,9 @@ class SshExecutor:
                 if not told:
                     self._say(f"waiting: {error.what}")
                     told = True
-                time.sleep(_BUSY_WAIT_S)
+                self._pause(_BUSY_WAIT_S)
+                if self._stopped():
+                    raise Interrupted(f"stopped while waiting: {error.what}") from error
             except LinkCut as cut:
                 self._close(handle)
                 self._recover(handle, cut)
@@ -255,13 +284,21 @@ class SshExecutor:
         arrival = self._arrivals[handle.run_id]
         try:
             self._resume(handle, arrival).until_started()
-        except NarrowgaugeError as error:
+        except (BoardUnreachable, Interrupted) as error:
             if arrival.code == "gone":
                 raise cut from error
-            raise
+            # Nobody knows, so its folder and handle must stay: whoever watches it finds out.
+            self._say(f"{handle.run_id}: the connection was cut as it began; perhaps it goes on")
+            return
         self._say(f"{handle.run_id}: the connection was cut as it began; it goes on")
 
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self._stopped():
+            time.sleep(min(POLL_S, seconds))
+
     def _open(self, handle: Handle, verb: str, words: list[str], payload: bytes) -> Watching:
+        self._guards.take(handle.run_id, self._arrivals[handle.run_id].folder)
         link = self._link_of(handle)
         channel = link.open(verb, words)
         watching = Watching(channel, self._arrivals[handle.run_id], link.board.name)
@@ -277,9 +314,10 @@ class SshExecutor:
         identity = handle.identity
         deadline = time.monotonic() + self._patience.away
         pause = 0.2
-        arrival.started = False
+        arrival.started = arrival.behind = False
         while True:
             have, files = offsets(arrival)
+            payload = files.encode("utf-8", errors="surrogateescape")
             words = [
                 identity["home"],
                 identity["container"],
@@ -287,9 +325,9 @@ class SshExecutor:
                 identity["leases"],
                 handle.run_id,
                 str(have),
-                files,
+                str(len(payload)),
             ]
-            watching = self._open(handle, "watch", words, b"")
+            watching = self._open(handle, "watch", words, payload)
             try:
                 watching.until_started()
                 return watching
@@ -304,7 +342,13 @@ class SshExecutor:
                         f" {handle.run_id}\n{error.next_step}"
                     )
                     raise
-            time.sleep(pause)
+                if self._stopped():
+                    raise Interrupted(
+                        f"stopped while the board {self._link_of(handle).board.name} was away",
+                        why=error.what,
+                        next_step=f"the run may go on: narrowgauge attach {handle.run_id}",
+                    ) from error
+            self._pause(pause)
             pause = min(pause * 2, 5.0)
 
     def _raise_or_retry(self, handle: Handle, watching: Watching, arrival: Arrival) -> None:
@@ -339,45 +383,6 @@ class SshExecutor:
         require_clock(seat.board.name, clock)
         board = seat.board
         return BoardFacts(board.name, board.address, seat.device, clock.skew_s, clock.bound_s)
-
-    def _plan(self, seat: Seat, job: Job, home: str, reads_data: bool) -> ContainerPlan:
-        folder = Path(home)
-        facts = seat.state.executor
-        plan = plan_container(
-            job,
-            seat.target,
-            image=seat.image_there,
-            cache=cache_volume(
-                seat.target.name, seat.image.content_tag or seat.image.digest, seat.state.uid
-            ),
-            places=Places(
-                folder,
-                folder / "experiments",
-                Path(seat.data_folder, "data") if reads_data else None,
-            ),
-            user=User(seat.state.uid, seat.state.gid, seat.state.host.device_groups),
-            accelerator=choose_accelerator(seat.target, facts.runtimes, facts.cdi),
-        )
-        assert plan.name == container_name(job.run_id)
-        narrowed: dict[str, Any] = {}
-        if seat.device.startswith("cpu"):
-            narrowed["cpus"] = seat.device[3:]
-        if seat.device.startswith("gpu"):
-            narrowed["gpu"] = seat.device[3:]
-        labels = (*plan.labels, (LABEL_DEVICE, seat.device))
-        return dataclasses.replace(plan, labels=labels, **narrowed)
-
-
-def board_of(handle: Handle) -> Board:
-    """The board of a run that was started before, as it was reached then."""
-    found = handle.identity["board"]
-    return Board(
-        name=found["name"],
-        address=found["address"],
-        user=found["user"],
-        port=found["port"],
-        ssh_config=found["ssh_config"],
-    )
 
 
 def _damaged(handle: Handle, arrival: Arrival) -> DataCorrupt:

@@ -1,6 +1,6 @@
 # What a board does for a launcher elsewhere. It is sent with each command and leaves no program there:
 #   sh -c "$this" narrowgauge VERB WORD...
-# Needed on the board: sh, docker, and Linux's usual coreutils, tar, find and flock.
+# Needed on the board: sh, docker, and Linux's usual coreutils, awk, sed, tar, find and flock.
 # Answers are lines `@ng WORD ...`, some followed by as many bytes as they say; between `@ng started`
 # and `@ng ended` all other lines are the run's events. `narrowgauge.fleet.protocol` reads them.
 # No byte that a run wrote is removed here before the launcher says that it has it.
@@ -36,18 +36,24 @@ facts() {
     for path in /dev/nvmap /dev/nvhost-ctrl /dev/dri/renderD128; do
         [ -e "$path" ] && say "group $(stat -c %g "$path")"
     done
-    for tool in docker flock sha256sum tar tail find stat; do
+    for tool in docker flock sha256sum tar tail find stat awk sed timeout; do
         command -v "$tool" >/dev/null || say "missing $tool"
     done
     # A PC's driver; a Jetson before JetPack 6 has no such program.
+    # unverified: the board's script on a real Jetson | none at hand | hosts doctor and a run on one
     nvidia-smi --query-gpu=compute_cap,driver_version,memory.total,name --format=csv,noheader,nounits \
         2>/dev/null | while IFS= read -r line; do say "gpu $line"; done
     [ ! -r /etc/nv_tegra_release ] || say "power $(nvpmodel -q 2>/dev/null | tr '\n' ' ')"
     engine=$(docker version --format '{{.Server.Version}} {{.Server.APIVersion}}' 2>&1) &&
         say "engine $engine" || say "no-engine $(printf '%s' "$engine" | tr '\n' ' ')"
     say "runtimes $(docker info --format '{{range $name, $_ := .Runtimes}}{{$name}} {{end}}' 2>/dev/null)"
-    say "free $(df -Pk "$(existing "$1")" | awk 'NR == 2 { printf "%.0f", $4 * 1024 }')"
+    place=$1
+    case $place in '~/'*) place=$HOME/${place#'~/'} ;; esac
+    say "free $(free_room "$(existing "$place")")"
 }
+
+# free_room FOLDER: bytes.
+free_room() { df -Pk "$1" | awk 'NR == 2 { printf "%.0f", $4 * 1024 }'; }
 
 # existing PATH: the nearest folder that is there.
 existing() {
@@ -69,7 +75,8 @@ overwrite() { dd of="$1" conv=nocreat 2>/dev/null; }
 lock_file() {
     lock=$leases/narrowgauge.lock
     [ "$1" = all ] || lock=$leases/narrowgauge-$1.lock
-    [ -e "$lock" ] || (umask 0 && : >>"$lock") 2>/dev/null || fail lease "cannot make $lock"
+    [ -e "$lock" ] || (umask 0 && : >>"$lock") 2>/dev/null ||
+        [ -e "$lock" ] || fail lease "cannot make $lock"
 }
 
 # Who holds the device of $lock, and the seconds since its launcher was last heard; - for unknown.
@@ -79,7 +86,9 @@ held() {
     age=-
     if [ -n "$beat" ] && heard=$(stat -c %Y "$beat" 2>/dev/null); then
         age=$(($(date +%s) - heard))
-        [ ! -e "${beat%/*}/launcher-gone" ] || age=gone
+        # What a cut connection left says nothing against one that beats.
+        gone=${beat%/*}/launcher-gone
+        [ ! -e "$gone" ] || [ "$beat" -nt "$gone" ] || age=gone
     fi
     say "busy $age ${holder:-{\}}"
     exit 0
@@ -127,7 +136,7 @@ discard() {
 patiently() {
     attempt=0
     until answer=$("$@" 2>&1); do
-        case $answer in *[Nn]'o such container'*) break ;; esac
+        case $answer in *[Nn]'o such '*) break ;; esac
         attempt=$((attempt + 1))
         [ $attempt -le 60 ] || break
         sleep 1
@@ -163,12 +172,24 @@ follow() {
     echo
 }
 
-sums() { cd "$home/out" && find . -type f -exec sha256sum {} +; }
+# What can be brought from here: files that can be read, whose name is one line.
+newline='
+'
+ours() { find . -type f -readable ! -path "*$newline*" "$@"; }
+sums() { cd "$home/out" && ours -exec sha256sum {} +; }
 
-# report HAVE: how it ended, the log, the events' end, every other file from the offset in HAVE on, and
-# the sums of all. HAVE has lines `OFFSET PATH`.
+# One name a line, of what is not brought.
+left_out() {
+    cd "$home/out" 2>/dev/null && find . ! -path . \
+        \( ! -type d ! -type f -o ! -readable -o -path "*$newline*" \) -printf '%P\0' 2>/dev/null |
+        tr '\n\000' '?\n'
+}
+
+# report HAVE [EVENTS]: how it ended, the log, the events' end, every other file from the offset in
+# HAVE on, and the sums of all. HAVE has lines `OFFSET PATH`; EVENTS bytes of the events have arrived.
+# What may wait for a launcher to read holds no lease.
 report() {
-    scratch=$(mktemp -d 2>/dev/null) && { (sums >"$scratch/sums" && : >"$scratch/whole") 2>/dev/null & }
+    scratch=$(mktemp -d 2>/dev/null) && { (sums >"$scratch/sums" && : >"$scratch/whole") 2>/dev/null 8<&- 9<&- & }
     summing=$!
     state=none
     case $code in
@@ -180,40 +201,44 @@ report() {
     size=$(stat -c %s "$home/out/events.jsonl" 2>/dev/null || echo 0)
     from=0
     [ "$size" -le 65536 ] || from=$((size - 65536))
+    [ -z "${2:-}" ] || [ "$2" -ge "$from" ] || from=$2
     say "ended $code $oom ${state:-none}"
     log=${log%.}
     say "log ${#log}" && printf '%s' "$log"
     if [ "$size" -gt 0 ]; then
         say "part $((size - from)) $from events.jsonl"
-        tail -c "+$((from + 1))" "$home/out/events.jsonl" | head -c $((size - from))
+        { tail -c "+$((from + 1))" "$home/out/events.jsonl" | head -c $((size - from)); } 8<&- 9<&-
     fi
-    (cd "$home/out" && find . -type f ! -path ./events.jsonl -printf '%s %P\n') | parts "$1"
+    (cd "$home/out" && ours ! -path ./events.jsonl -printf '%s %P\n' | parts "$1") 8<&- 9<&-
     [ -z "$scratch" ] || wait $summing
     if [ -e "$scratch/whole" ]; then bytes sums "$scratch/sums"; else
         found=$(sums && echo .)
         found=${found%.}
         say "sums ${#found}" && printf '%s' "$found"
     fi
+    found=$(left_out)
+    [ -z "$found" ] || { say "left-out ${#found}" && printf '%s' "$found"; }
     [ -z "$scratch" ] || rm -rf "$scratch"
 }
 
 # parts HAVE: each file of the list on standard input, from its offset in HAVE on.
 parts() {
-    while read -r size path; do
-        from=0
-        [ -z "$1" ] || from=$(printf '%s\n' "$1" | awk -v path="$path" \
-            '{ at = $1; sub(/^[0-9]+ /, "") } $0 == path { print at; exit }')
-        [ "${from:=0}" -le "$size" ] || from=0
-        say "part $((size - from)) $from $path"
-        if [ "$from" = 0 ]; then cat "$home/out/$path"; else
-            tail -c "+$((from + 1))" "$home/out/$path"
-        fi
-    done
+    { printf '%s\n' "$1" | sed 's/^/h /' && sed 's/^/f /'; } | awk '
+        { kind = $1; number = $2; sub(/^[hf] [0-9]* /, "") }
+        kind == "h" { at[$0] = number; next }
+        { print number, (($0 in at) && at[$0] + 0 <= number + 0 ? at[$0] : 0), $0 }' |
+        while IFS= read -r line; do
+            size=${line%% *} line=${line#* }
+            from=${line%% *} path=${line#* }
+            say "part $((size - from)) $from $path"
+            if [ "$from" = 0 ]; then cat "./$path"; else tail -c "+$((from + 1))" "./$path"; fi
+        done
 }
 
-# Ends a command that watched a run: the name in the lease goes, and with it the lease.
+# Ends a command that watched a run: the name in the lease goes, and with it the lease. Without an
+# engine the run may go on, and the name stays for whoever comes next.
 release() {
-    if [ -n "${lock:-}" ]; then : | overwrite "$lock"; fi
+    if [ -n "${lock:-}" ] && [ "$code" != lost ]; then : | overwrite "$lock"; fi
     exec 8<&- 9<&-
     say bye
     wait $listening
@@ -225,29 +250,47 @@ run() {
     shift 10
     take "$device"
     left=$(cat "$lock")
-    if [ -n "$left" ]; then
-        say "left $left"
-        nothing_else_runs "$device"
-    fi
-    said=$(mkdir -p "$home/out" 2>&1) || { room "$said"; fail folder "$said"; }
+    [ -z "$left" ] || say "left $left"
+    # A name in any lease here: of a run that goes on, or that did not end in order.
+    [ -z "$(cat "$leases"/narrowgauge*.lock 2>/dev/null)" ] || nothing_else_runs "$device"
+    said=$({ mkdir -p "$home/out" && echo $$ >"$home/beginning"; } 2>&1) || {
+        rm -rf "$home"
+        room "$said"
+        fail folder "$said"
+    }
     : >"$home/beat"
     printf '%s' "$holder" | overwrite "$lock"
     docker volume inspect "$cache" >/dev/null 2>&1 && say 'cache warm' || say 'cache cold' &
     asking=$!
-    said=$(head -c "$size" <&3 2>&1 >"$home/input.tar") || { abandon; room "$said"; fail folder "$said"; }
+    # A connection that fell silent must not keep the board: at 50 kB/s it would be done by then.
+    said=$(timeout $((60 + size / 50000)) head -c "$size" <&3 2>&1 >"$home/input.tar") || {
+        came=$? && abandon
+        room "$said"
+        [ $came != 124 ] || fail input 'the inputs came too slowly'
+        fail folder "$said"
+    }
+    came=$(stat -c %s "$home/input.tar")
+    if [ "$came" != "$size" ]; then
+        free=$(free_room "$home")
+        abandon
+        [ "$free" -ge $((size - came)) ] || fail disk-full "$came of $size bytes of the inputs fit"
+        fail input "$came of $size bytes of the inputs arrived"
+    fi
     case $(sha256sum "$home/input.tar") in
     "$sum "*) ;;
-    *) abandon; room 'No space left on device'; fail input 'the inputs arrived changed' ;;
+    *) abandon; fail input 'the inputs arrived changed' ;;
     esac
     said=$(tar -x -f "$home/input.tar" -C "$home" 2>&1) || { abandon; room "$said"; fail folder "$said"; }
     wait $asking
     found=$(docker image inspect --format '{{.Id}}' "$image" 2>&1)
     [ "$found" = "$image" ] || { abandon; fail image "$found"; }
     said=$(docker "$@" 2>&1 >/dev/null 8<&- 9<&- 3<&-) || {
-        docker rm --force "$name" >/dev/null 2>&1
+        patiently docker rm --force "$name" >/dev/null
         abandon
         fail container "$said"
     }
+    # A new name needs no room on a disk that the run may have filled by now.
+    mv "$home/beginning" "$home/pid"
     say started
     listen 8<&- 9<&- &
     listening=$!
@@ -262,23 +305,63 @@ abandon() {
     rm -rf "$home"
 }
 
-# watch HOME NAME DEVICE LEASES RUN OFFSET HAVE: a run that was started before.
+# lives PID: whether it is a command of ours for this run, and not another program by now.
+lives() { [ -n "$1" ] && tr '\000' ' ' 2>/dev/null <"/proc/$1/cmdline" | grep -qF "$home"; }
+
+# Until the run that may be about to start has, or never will: its connection was cut as it began.
+begun() {
+    missed=0
+    until [ -e "$home/pid" ]; do
+        [ -d "$home/out" ] || { say nothing && exit 0; }
+        if lives "$(cat "$home/beginning" 2>/dev/null)" 2>/dev/null; then missed=0; else missed=$((missed + 1)); fi
+        if [ $missed -gt 2 ]; then
+            case $(patiently docker inspect --format '{{.State.Status}}' "$name") in
+            running* | paused* | exited* | dead*) return ;;
+            esac
+            discard
+            say nothing
+            exit 0
+        fi
+        sleep 0.2
+    done
+}
+
+# own RUN: hold $lock, if it names this run and nobody holds it.
+own() {
+    exec 8<"$lock"
+    flock -n 8 && case $(cat "$lock") in *"\"run_id\": \"$1\""*) return ;; esac
+    exec 8<&-
+    return 1
+}
+
+# watch HOME NAME DEVICE LEASES RUN OFFSET BYTES: a run that was started before. What has arrived of
+# its files comes on standard input, BYTES of it: a list may be longer than a command line can be.
 watch() {
-    home=$1 name=$2 leases=$4 lock=
+    home=$1 name=$2 leases=$4
+    have=$(head -c "$7" <&3)
     [ -d "$home/out" ] || { say nothing && exit 0; }
+    begun
     lock_file "$3"
-    # Its lease may still be held, by what was left of the connection that was cut: it is for this run.
-    case $(cat "$lock") in
-    *"\"run_id\": \"$5\""*) exec 8<"$lock" && flock -n 8 || lock= ;;
-    *) lock= ;;
-    esac
+    lease=$lock
+    own "$5" || lock=
+    earlier=$(cat "$home/pid")
+    { echo $$ >>"$home/pid"; } 2>/dev/null
     rm -f "$home/launcher-gone"
     : >"$home/beat"
     say started
     listen 8<&- &
     listening=$!
     follow "$6"
-    report "$7"
+    # What was left of the connection that was cut may hold the lease while it waits to be read.
+    if [ -z "$lock" ]; then
+        for each in $earlier; do
+            if lives "$each" 2>/dev/null; then kill "$each" 2>/dev/null; fi
+        done
+        sleep 0.1
+        lock=$lease
+        own "$5" || lock=
+    fi
+    report "$have" "$6"
     release
 }
 
@@ -304,6 +387,11 @@ have() {
     done
 }
 
+# What docker refused: fails, unless that is because the container is gone.
+unless_gone() {
+    case $said in *[Nn]'o such '*) said=gone ;; *) fail engine "$said" ;; esac
+}
+
 # Which of our runs this engine has, ended ones too.
 runs() {
     docker ps --all --filter label=io.narrowgauge.run \
@@ -312,6 +400,7 @@ runs() {
 
 verb=$1
 shift
+[ "$(uname -s)" = Linux ] || fail system "it is $(uname -s), and boards must be Linux"
 say "clock $(date +%s.%N)"
 case $verb in
 facts) facts "$@" ;;
@@ -322,8 +411,8 @@ put) put "$@" ;;
 have) have "$@" ;;
 runs) runs ;;
 load) said=$(docker load <&3 2>&1) && say loaded || { room "$said"; fail load "$said"; } ;;
-alive) say "alive $(docker inspect --format '{{.State.Running}}' "$1" 2>/dev/null || echo gone)" ;;
-stop) docker stop --time "$2" "$1" >/dev/null 2>&1; say stopped ;;
+alive) said=$(docker inspect --format '{{.State.Running}}' "$1" 2>&1) || unless_gone && say "alive $said" ;;
+stop) said=$(docker stop --time "$2" "$1" 2>&1) || unless_gone && say stopped ;;
 discard) home=$1 name=$2 && discard && say discarded ;;
 esac
 say "done"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from narrowgauge.errors import DiskFull, NarrowgaugeError
 from narrowgauge.fleet.clock import require_clock
-from narrowgauge.fleet.facts import BoardState, ask_board, require_tools, target_of
+from narrowgauge.fleet.facts import BoardState, ask_board, require_devices, require_tools, target_of
 from narrowgauge.fleet.hosts import Board
 from narrowgauge.fleet.link import Link
 from narrowgauge.targets import Target
@@ -53,7 +53,9 @@ def _examine(link: Link, targets: dict[str, Target]) -> Examined:
     problems: list[NarrowgaugeError] = []
     target = None
     try:
-        target = target_of(targets, board, state).name
+        found = target_of(targets, board, state)
+        target = found.name
+        require_devices(board, state, found)
     except NarrowgaugeError as error:
         problems.append(error)
     try:
@@ -70,8 +72,11 @@ def _examine(link: Link, targets: dict[str, Target]) -> Examined:
         )
     runs: tuple[tuple[str, str], ...] = ()
     if not state.engine_problem and "docker" not in state.missing:
-        answers = [answer.fields(2) for answer, _ in link.call("runs") if answer.word == "run"]
-        runs = tuple(sorted((run, how) for run, how in answers))
+        try:
+            answers = [answer.fields(2) for answer, _ in link.call("runs") if answer.word == "run"]
+            runs = tuple(sorted((run, how) for run, how in answers))
+        except NarrowgaugeError as error:
+            problems.append(error)
     state = replace(state, clock=link.clock or state.clock)  # the surest reading of two
     try:
         require_clock(board.name, state.clock)

@@ -17,18 +17,19 @@ from narrowgauge.executors.docker_errors import LEAST_API, too_old_error
 from narrowgauge.fitting import refusals
 from narrowgauge.fleet.clock import Clock
 from narrowgauge.fleet.errors import BoardUnfit, board_said
-from narrowgauge.fleet.hosts import Board
+from narrowgauge.fleet.hosts import ALL, Board
 from narrowgauge.fleet.link import Link
 from narrowgauge.fleet.protocol import Answer
 from narrowgauge.machine import Gpu, Host, machine_facts, probe_host
 from narrowgauge.selection import pick_target
-from narrowgauge.targets import Target, version_tuple
+from narrowgauge.targets import Accelerator, Target, version_tuple
 from narrowgauge_contract.record import MachineFacts
 
 __all__ = [
     "BoardState",
     "ask_board",
     "read_state",
+    "require_devices",
     "require_tools",
     "target_of",
 ]
@@ -59,10 +60,7 @@ class BoardState:
 
 def ask_board(link: Link) -> BoardState:
     """One command. Raises BoardUnreachable, HostKeyRefused."""
-    # `~` is known to the board alone, so its free room is asked for the folder above it.
-    data = link.board.data
-    place = "/" if data.startswith("~") else data
-    answers = link.call("facts", [place])
+    answers = link.call("facts", [link.board.data])
     assert link.clock is not None, "every command begins with the clock"
     return read_state(answers, link.clock)
 
@@ -126,6 +124,27 @@ def require_tools(board: Board, state: BoardState) -> None:
         )
     if state.engine_problem:
         raise board_said(board.name, "engine", state.engine_problem)
+
+
+def require_devices(board: Board, state: BoardState, target: Target) -> None:
+    """Raises BoardUnfit for a device that the board, or its target, does not have."""
+    for device in board.devices:
+        kind, numbers = device[:3], device[3:].partition("-")
+        last = int(numbers[2] or numbers[0]) if device != ALL else 0
+        why = ""
+        if kind == "gpu" and set(target.accelerators) <= {Accelerator.NONE}:
+            why = f"its target '{target.name}' uses no GPU"
+        # A Jetson's only GPU is seen by no nvidia-smi before JetPack 6.
+        elif kind == "gpu" and last >= max(state.gpu_count, int(bool(state.host.l4t))):
+            why = f"it has {state.gpu_count} GPUs, counted from 0"
+        elif kind == "cpu" and last >= (state.machine.cpu_count or last + 1):
+            why = f"it has {state.machine.cpu_count} processors, counted from 0"
+        if why:
+            raise BoardUnfit(
+                f"the board {board.name} has no device '{device}' for a run",
+                why=why,
+                next_step=f"correct `devices` of '{board.name}' in hosts.toml",
+            )
 
 
 def target_of(targets: dict[str, Target], board: Board, state: BoardState) -> Target:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from narrowgauge.errors import NarrowgaugeError, TargetsFileError, UnknownNameError, UsageError
@@ -51,14 +51,16 @@ _PATH = re.compile(r"^[^\n]+$")
 _DATA = "~/.local/share/narrowgauge"
 _LEASES = "/run/lock"
 _LAST_PORT = 65535
+_LAST_PROCESSOR = 4095
 
 
 @dataclass(frozen=True)
 class Board:
     """One `[[host]]`. `user` and `port` None leave that to ssh's own configuration.
 
-    `ssh_config`: a file in place of ~/.ssh/config. `data`: where runs and data sets lie there; `~/`
-    is the home of `user`. `leases`: the folder of locks that all users of the board share.
+    `ssh_config`: a file in place of ~/.ssh/config; a relative one lies beside hosts.toml. `data`:
+    where runs and data sets lie there; `~/` is the home of `user`. `leases`: the folder of locks
+    that all users of the board share.
     """
 
     name: str
@@ -95,7 +97,16 @@ def load_boards(path: Path) -> tuple[Board, ...]:
         document = load_toml(path)
     except NarrowgaugeError as error:
         raise HostsFileError(error.what, why=error.why, next_step=error.next_step) from error
-    return parse_boards(document, str(path))
+    boards = parse_boards(document, str(path))
+    return tuple(_beside(path, board) for board in boards)
+
+
+def _beside(path: Path, board: Board) -> Board:
+    """A relative `ssh_config` lies beside hosts.toml: ssh would look in the current folder."""
+    if board.ssh_config is None:
+        return board
+    found = path.parent.absolute() / Path(board.ssh_config).expanduser()
+    return replace(board, ssh_config=str(found))
 
 
 def parse_boards(document: Mapping[str, object], where: str = "hosts.toml") -> tuple[Board, ...]:
@@ -194,7 +205,34 @@ def _board(reader: TableReader) -> Board:
             f"{reader.where}: device '{ALL}' is the whole board, and leaves nothing for others",
             next_step=f'devices = ["{ALL}"], or name the others alone',
         )
+    _check_processors(reader.where, board.devices)
     return board
+
+
+def _check_processors(where: str, devices: Sequence[str]) -> None:
+    """Two devices of one processor would measure each other. Raises HostsFileError."""
+    owners: dict[int, str] = {}
+    for device in devices:
+        if not device.startswith("cpu"):
+            continue
+        first, _, last = device[3:].partition("-")
+        if last and int(last) < int(first):
+            raise HostsFileError(
+                f"{where}: device '{device}' ends before it begins",
+                next_step=f"cpu{last}-{first}",
+            )
+        if int(last or first) > _LAST_PROCESSOR:
+            raise HostsFileError(
+                f"{where}: device '{device}' has a processor above {_LAST_PROCESSOR}"
+            )
+        for number in range(int(first), int(last or first) + 1):
+            if number in owners:
+                raise HostsFileError(
+                    f"{where}: devices '{owners[number]}' and '{device}' share processor {number}",
+                    why="each device is leased alone, and they would measure each other",
+                    next_step="give each its own processors",
+                )
+            owners[number] = device
 
 
 def _toml(board: Board) -> str:

@@ -88,7 +88,7 @@ class Channel:
         """The answers, until `done`. Raises LinkCut, and the error of a `fail`."""
         for answer in self.answers:
             if answer.word == "clock":
-                self._link.compare_clock(self._asked, float(answer.text))
+                self._link.compare_clock(self._asked, answer.text)
                 continue
             self._link.raise_if_failed(answer)
             yield answer
@@ -176,6 +176,9 @@ class Link:
         options = {
             "BatchMode": "yes",
             "StrictHostKeyChecking": "yes",
+            "NoHostAuthenticationForLocalhost": "no",
+            "VerifyHostKeyDNS": "no",
+            "RemoteCommand": "none",
             "ConnectTimeout": str(patience.connect),
             "ServerAliveInterval": str(patience.alive),
             "ServerAliveCountMax": "3",
@@ -209,11 +212,14 @@ class Link:
                 # Ctrl-C is the launcher's to handle: it must not end the connection.
                 start_new_session=True,
             )
-        except OSError as error:
+        except FileNotFoundError as error:
             said.close()
             raise ToolchainMissing(
                 "there is no ssh here", why=str(error), next_step="apt-get install openssh-client"
             ) from error
+        except OSError:
+            said.close()
+            raise
         return Channel(self, process, said)
 
     def call(
@@ -226,8 +232,7 @@ class Link:
         found = []
         with self.open(verb, words) as channel:
             try:
-                for chunk in payload:
-                    channel.send(chunk)
+                _send_all(channel, payload)
                 channel.finish()
                 for answer in channel.read():
                     found.append((answer, channel.answers.body(answer)))
@@ -235,9 +240,13 @@ class Link:
                 raise channel.failure(error) from error
         return found
 
-    def compare_clock(self, asked: float, there: float) -> None:
-        """Take note of what the board's clock showed, between the moment `asked` and this one."""
-        found = Clock.between(asked, there, now())
+    def compare_clock(self, asked: float, there: str) -> None:
+        """Take note of what the board's clock showed, between the moment `asked` and this one.
+        Raises BoardUnfit where that is no number."""
+        try:
+            found = Clock.between(asked, float(there), now())
+        except ValueError as error:
+            raise board_said(self.board.name, "date", f"its clock reads {there!r}") from error
         if self.clock is None or found.bound_s < self.clock.bound_s:
             self.clock = found
 
@@ -252,6 +261,14 @@ class Link:
         words = self.words()
         words[1:1] = ["-O", "exit"]
         subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+
+
+def _send_all(channel: Channel, payload: Iterable[bytes]) -> None:
+    try:
+        for chunk in payload:
+            channel.send(chunk)
+    except LinkCut:
+        pass  # it ended early: what the board or ssh said of it is still to be read
 
 
 def script() -> str:

@@ -15,7 +15,7 @@ EVENT = "event"
 
 _MARK = b"@ng "
 #: Answers that are followed by bytes; their first word says how many.
-_WITH_BYTES = ("file", "log", "part", "sums")
+_WITH_BYTES = ("file", "left-out", "log", "part", "sums")
 _CHUNK = 1 << 18
 
 

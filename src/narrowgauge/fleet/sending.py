@@ -43,6 +43,8 @@ _CHUNK = 1 << 18
 _TRIES = 5
 #: Results of other machines belong to no run's inputs.
 _NOT_SENT = "reference"
+#: What of an image's configuration decides how a run in it goes, besides its layers.
+_DECIDES = ("Labels", "Env", "Entrypoint", "Cmd", "User")
 
 
 def pack_inputs(job: Job, places: Places) -> bytes:
@@ -161,10 +163,15 @@ def require_architecture(link: Link, made: str, host_has: str) -> None:
 
 def _same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """By id; two kinds of image store give one image two ids, and its layers the same sums."""
-    layers = (found.get("RootFS") or {}).get("Layers"), (wanted.get("RootFS") or {}).get("Layers")
-    said = (found.get("Config") or {}).get("Labels"), (wanted.get("Config") or {}).get("Labels")
-    same_content = bool(layers[0]) and layers[0] == layers[1] and said[0] == said[1]
-    return bool(found["Id"] == wanted["Id"] or same_content)
+    if found["Id"] == wanted["Id"]:
+        return True
+    layers = [(each.get("RootFS") or {}).get("Layers") for each in (found, wanted)]
+    configs = [each.get("Config") or {} for each in (found, wanted)]
+    # One store leaves out what is empty, and another writes it down.
+    said = [[each.get(key) or None for key in _DECIDES] for each in configs]
+    made = [each.get("Architecture") or None for each in (found, wanted)]
+    same = layers[0] == layers[1] and said[0] == said[1] and made[0] == made[1]
+    return bool(layers[0]) and same
 
 
 def _save_and_load(link: Link, name: str, docker: str, env: Mapping[str, str]) -> None:
@@ -178,6 +185,8 @@ def _save_and_load(link: Link, name: str, docker: str, env: Mapping[str, str]) -
         except BaseException:
             saving.kill()
             raise
+        finally:
+            saving.stdout.close()  # or it would wait for a reader, and nothing more be said
         said = saving.stderr.read().decode("utf-8", errors="replace")
     if saving.returncode != 0:
         raise BuildFailed(f"the image {name} cannot be saved here", why=said)

@@ -8,32 +8,37 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from narrowgauge.errors import NarrowgaugeError, disk_full
 from narrowgauge.executors.base import Ending
 from narrowgauge.executors.ending import ending_from, vanished
-from narrowgauge.fleet.errors import LinkCut
+from narrowgauge.fleet.errors import BoardUnfit, LinkCut
 from narrowgauge.fleet.leases import taken_error
 from narrowgauge.fleet.link import Channel
 from narrowgauge.fleet.protocol import EVENT, Answer
 from narrowgauge_contract.events import EVENTS_FILE
 from narrowgauge_contract.hashing import sha256_file
 
-__all__ = ["ARRIVING", "Arrival", "Watching", "offsets"]
+__all__ = ["ARRIVING", "Arrival", "Watching", "offsets", "parse_sums"]
 
 ARRIVING = "arriving"
+
+_ESCAPED = re.compile(r"\\([\\nr])")
+_MEANS = {"\\": "\\", "n": "\n", "r": "\r"}
 
 
 @dataclass
 class Arrival:
     """What has come so far of a run, in the run's folder here. `wrong`: files whose sum is not the
-    board's; they are asked for again."""
+    board's; they are asked for again. `behind`: events between what is here and what came last are
+    missing, and are asked for too. `left_out`: what the board could not bring."""
 
     folder: Path
     started: bool = False
@@ -43,6 +48,8 @@ class Arrival:
     out_of_memory: bool = False
     log: str = ""
     wrong: tuple[str, ...] = ()
+    behind: bool = False
+    left_out: tuple[str, ...] = ()
     complete: bool = False
 
     @property
@@ -63,13 +70,21 @@ class Arrival:
             return vanished(
                 "container", "it was removed from the board before it was collected", self.log
             )
-        return ending_from(
+        found = ending_from(
             int(self.code), out_of_memory=self.out_of_memory, log_tail=self.log, what="container"
         )
+        # A symbolic link, a file that cannot be read, or one whose name holds a line's end.
+        said = tuple(f"not brought from the board: {name}" for name in self.left_out)
+        return replace(found, exceptions=said)
+
+    def bytes_here(self) -> int:
+        """How much has arrived of events and files."""
+        paths = [self.events, *self.arriving.rglob("*")]
+        return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def offsets(arrival: Arrival) -> tuple[int, str]:
-    """From where on events and files are still wanted: the words of board.sh's `watch`."""
+    """From where on events and files are still wanted: what board.sh's `watch` is told."""
     if EVENTS_FILE in arrival.wrong and arrival.events.exists():
         os.truncate(arrival.events, 0)
     have = arrival.events.stat().st_size if arrival.events.exists() else 0
@@ -81,6 +96,23 @@ def offsets(arrival: Arrival) -> tuple[int, str]:
         elif path.is_file():
             lines.append(f"{path.stat().st_size} {name}")
     return have, "\n".join(lines)
+
+
+def parse_sums(text: str) -> dict[str, str]:
+    """The sum of each file, as sha256sum prints them: a line that begins with a backslash has a
+    name in which backslash, line feed and carriage return are written with one. Raises ValueError.
+    """
+    found = {}
+    for line in text.split("\n"):
+        if not line:
+            continue
+        digest, separator, name = line.removeprefix("\\").partition("  ")
+        if not separator:
+            raise ValueError(f"not a line of sha256sum: {line[:80]!r}")
+        if line.startswith("\\"):
+            name = _ESCAPED.sub(lambda match: _MEANS[match[1]], name)
+        found[name.removeprefix("./")] = digest
+    return found
 
 
 class Watching:
@@ -137,6 +169,13 @@ class Watching:
             self.failure = error
         except OSError as error:
             self.failure = disk_full(self._arrival.folder, f"the results of a run: {error}")
+        except Exception as error:
+            # Whoever waits for this thread must hear of it; asking again would bring the same.
+            self.failure = BoardUnfit(
+                f"the board {self._board} sent what cannot be understood",
+                why=f"{type(error).__name__}: {error}",
+                next_step=f"narrowgauge hosts doctor {self._board}",
+            )
         finally:
             if self._stream is not None:
                 self._stream.close()
@@ -170,6 +209,9 @@ class Watching:
             self._part(answer)
         elif word == "sums":
             self._check(self._channel.answers.body(answer).decode("utf-8", "surrogateescape"))
+        elif word == "left-out":
+            names = self._channel.answers.body(answer).decode("utf-8", errors="replace")
+            arrival.left_out = tuple(names.split("\n"))
         return word == "bye"
 
     def _event(self, line: str) -> None:
@@ -188,7 +230,10 @@ class Watching:
         start = int(offset)
         digest = hashlib.sha256() if start == 0 else None
         if have < start:
-            start = have  # what is between is not here; the sum will tell, and all is asked again
+            self._arrival.behind = True
+            for _ in self._channel.answers.chunks(answer.size):
+                pass  # what is between is not here, and is asked for with this again
+            return
         with open(path, "r+b" if path.exists() else "wb") as stream:
             stream.seek(start)
             for chunk in self._channel.answers.chunks(answer.size):
@@ -203,24 +248,23 @@ class Watching:
         """Where a file of the run goes here. A name that leads out of the folder is refused."""
         pure = PurePosixPath(name)
         if pure.is_absolute() or ".." in pure.parts or not pure.parts:
-            raise LinkCut(f"the board {self._board} named a file outside of its run: {name!r}")
+            raise BoardUnfit(
+                f"the board {self._board} named a file outside of its run", why=repr(name)
+            )
         return self._arrival.events if name == EVENTS_FILE else self._arrival.arriving / pure
 
     def _check(self, sums: str) -> None:
         """Hold what has come against the board's sums; only a whole run moves to its place."""
         arrival = self._arrival
-        wanted = {}
-        for line in sums.splitlines():
-            digest, _, name = line.partition("  ")
-            wanted[name.removeprefix("./")] = digest
+        wanted = parse_sums(sums)
         wrong = []
         for name, digest in wanted.items():
             path = self._place(name)
             found = self._sums.get(name) or (sha256_file(path) if path.is_file() else "")
-            if found != digest:
+            if found != digest and not (arrival.behind and name == EVENTS_FILE):
                 wrong.append(name)
         arrival.wrong = tuple(wrong)
-        if wrong:
+        if wrong or arrival.behind:
             return
         for name in wanted:
             if name != EVENTS_FILE:
