@@ -7,6 +7,7 @@ from pathlib import Path
 
 from narrowgauge.catalog import load_experiment
 from narrowgauge.checkout import git_facts
+from narrowgauge.errors import UsageError
 from narrowgauge.executors.slurm import Site, SlurmExecutor
 from narrowgauge.launch import World, draw_quietly
 from narrowgauge.plan import NATIVE, JobRequest, plan_jobs, read_request
@@ -25,16 +26,32 @@ from narrowgauge.selection import check_experiment
 from narrowgauge.slurm.asking import SlurmAsk
 from narrowgauge.slurm.image import convert, pick_tool
 from narrowgauge.store import RunFolder, Store
-from narrowgauge.targets import load_targets
+from narrowgauge.targets import Target, load_targets, target_named
 from narrowgauge_contract.job import Job
 from narrowgauge_contract.record import MachineFacts, Record
 
-__all__ = ["attach_slurm", "prepare_slurm", "run_request", "run_slurm"]
+__all__ = ["attach_slurm", "prepare_slurm", "run_request", "run_slurm", "target_of"]
 
 #: Submissions (submitit's pickles and logs) lie beside the experiments' results.
 _SUBMISSIONS = ".slurm"
 #: Of a run that never came to a node: no machine is better than the launcher's.
 _NO_MACHINE = MachineFacts("", "", "", "none: it never ran on a node", 0, 0)
+
+
+def target_of(world: World, ask: SlurmAsk, on: str | None) -> Target | None:
+    """The target that `--on` names, whose image runs on the nodes; None natively. Raises
+    UnknownNameError, and UsageError where a target is named and no image of it is given."""
+    if on is None:
+        return None
+    target = target_named(load_targets(world.checkout.targets_file), on)
+    if ask.container == "none" or not ask.image:
+        raise UsageError(
+            f"--on {on}: without an image the lab runs natively, on no target",
+            why="the record would name a target that never ran",
+            next_step=f"narrowgauge images save {on} --out FILE where Docker is, then"
+            " --slurm image=FILE here; or leave --on out",
+        )
+    return target
 
 
 def prepare_slurm(
@@ -82,9 +99,10 @@ def run_request(
 ) -> tuple[int, list[tuple[RunFolder, Record]]]:
     """Run one experiment's jobs there: how many there were, and those that were recorded."""
     spec = load_experiment(world.checkout.experiments, request.experiment)
-    jobs = plan_jobs(spec, read_request(spec, request), on or NATIVE)
-    targets = load_targets(world.checkout.targets_file)
-    check_experiment(spec, None, targets, world.host)
+    target = target_of(world, ask, on)
+    jobs = plan_jobs(spec, read_request(spec, request), target.name if target else NATIVE)
+    if target is not None:  # natively the lab says it: this host's facts are not the nodes'
+        check_experiment(spec, target, load_targets(world.checkout.targets_file), world.host)
     executor = prepare_slurm(world, ask, store.root, lab_python)
     stop = StopRequest()
     done = run_slurm(world, executor, jobs, store=store, data=data, reporter=reporter, stop=stop)

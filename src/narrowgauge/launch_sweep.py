@@ -112,8 +112,9 @@ def on_slurm(
     on: str | None,
     lab_python: Path | None,
 ) -> SlurmStarter:
-    """For `--executor slurm`."""
-    from narrowgauge.launch_slurm import prepare_slurm
+    """For `--executor slurm`. Raises what `target_of` and `prepare_slurm` raise."""
+    from narrowgauge.launch_slurm import prepare_slurm, target_of
 
+    target = target_of(world, ask, on)
     executor = prepare_slurm(world, ask, store.root, lab_python)
-    return SlurmStarter(world, executor, store, data, reporter, on or NATIVE)
+    return SlurmStarter(world, executor, store, data, reporter, target.name if target else NATIVE)

@@ -62,6 +62,11 @@ def parse_node(text: str) -> Rendezvous:
             " on the other",
         )
     node, nodes = int(match.group(1)), int(match.group(2))
+    if nodes < 2:
+        raise BadValueError(
+            f"'--node {text}': {nodes} machines have nobody to meet",
+            next_step="leave --node out on one machine; on two: 0/2@ADDRESS and 1/2@ADDRESS",
+        )
     if node >= nodes:
         raise BadValueError(f"'--node {text}': {nodes} machines are 0 to {nodes - 1}")
     return Rendezvous(node, nodes, match.group(3).strip("[]"), port)

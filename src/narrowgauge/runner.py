@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Protocol
 
 from narrowgauge.errors import (
+    Busy,
     NarrowgaugeError,
     UsageError,
     disk_full,
@@ -191,7 +192,8 @@ def run_array(
 ) -> Iterator[tuple[RunFolder, Record]]:
     """Start jobs at once, and watch and record one after the other, in their order.
 
-    Where a stop is asked for, all that are left are cancelled, and recorded as they ended.
+    Where a stop is asked for, all that are left are cancelled, and recorded as they ended. Where
+    one has waited too long for room (Busy), so are they, for `attach` to record.
     """
     folders = [session.store.new_run(job) for job in jobs]
     places = [
@@ -206,7 +208,13 @@ def run_array(
         raise
     cancelled = False
     for index, (folder, job, handle) in enumerate(zip(folders, jobs, handles, strict=True)):
-        yield folder, _watch(folder, job, handle, session)
+        try:
+            record = _watch(folder, job, handle, session)
+        except Busy:
+            session.reporter.note(f"{len(handles) - index - 1} runs behind it are cancelled too")
+            executor.cancel_all(handles[index + 1 :])
+            raise
+        yield folder, record
         if session.stop.requested and not cancelled:
             cancelled = True
             executor.cancel_all(handles[index + 1 :])

@@ -64,12 +64,43 @@ def test_manifests_are_planned(
         (("run", "mnist", "--executor", "slurm", "--slurm", "tiem=5"), "did you mean 'time'"),
         (("plan", "mnist", "--executor", "kubernetes"), "needs to know the image"),
         (("run", "mnist", "--node", "2/2@h"), "2 machines are 0 to 1"),
+        (("run", "mnist", "--node", "0/1@h"), "leave --node out on one machine"),
+        (("run", "mnist", "--host", "b", "--slurm", "time=5"), "give both, or none"),
+        (("run", "mnist", "--host", "b", "--kubernetes", "data=x"), "give both, or none"),
+        (("run", "mnist", "--host", "b", "--lab-python", "x"), "stands in hosts.toml"),
+        (("run", "mnist", "--host", "b", "--node", "0/2@h"), "on each machine by itself"),
+        (("run", "mnist", "--all", "--label", "l"), "leave one of them out"),
+        (("run", "mnist", "--all", "--host", "b"), "leave one of them out"),
+        (("run", "mnist", "--executor", "slurm", "--node", "0/2@h"), "--slurm nodes=N"),
+        (("run", "mnist", "--executor", "slurm", "--wait"), "--slurm patience=MINUTES"),
+        (("run", "mnist", "--executor", "kubernetes", "--node", "0/2@h"), "--kubernetes nodes=N"),
+        (("run", "mnist", "--executor", "kubernetes", "--results", "r"), "results=CLAIM"),
+        (("run", "mnist", "--executor", "kubernetes", "--data", "d"), "--kubernetes data=CLAIM"),
+        (("run", "mnist", "--executor", "kubernetes", "--wait"), "`kubectl wait` waits"),
+        (("run", "mnist", "--executor", "kubernetes", "--json"), "plan --json"),
+        (("run", "mnist", "--executor", "kubernetes", "--lab-python", "x"), "the image has its"),
+        (("plan", "mnist", "--executor", "kubernetes", "--results", "r"), "results=CLAIM"),
+        (("sweep", "x.toml", "--executor", "native", "--slurm", "time=5"), "give both, or none"),
+        (("sweep", "x.toml", "--executor", "slurm", "--wait"), "--slurm patience=MINUTES"),
+        (("run", "mnist", "--executor", "slurm", "--on", "cpu"), "images save cpu --out FILE"),
+        (("run", "mnist", "--executor", "slurm", "--on", "cup"), "did you mean 'cpu'"),
     ],
 )
 def test_each_slip_of_a_command_is_named(words: tuple[str, ...], said: str) -> None:
     code, complaint = typed(*words)
     assert code == 2
     assert said in complaint
+
+
+def test_a_sweep_on_slurm_names_a_target_with_its_image_only(tmp_path: Path) -> None:
+    file = tmp_path / "lr.toml"
+    file.write_text('[sweep]\nexperiment = "mnist"\n[vary]\nlr = [0.5, 1.0]\n')
+    words = ("sweep", str(file), "--executor", "slurm", "--results", str(tmp_path / "r"))
+    for target, said in (("cpu", "images save cpu --out FILE"), ("cup", "did you mean 'cpu'")):
+        code, complaint = typed(*words, "--on", target)
+        assert code == 2
+        assert said in complaint
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_host_without_slurm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

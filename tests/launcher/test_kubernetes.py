@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections.abc import Iterator
@@ -118,7 +119,33 @@ def test_a_name_is_of_the_request_and_fits() -> None:
     other = JobRequest("resnet", "paper", ("precision=fp32,bf16", "epochs=4"), 7)
     long = JobRequest("x" * 80, "short", (), 0)
     assert name(REQUEST) == name(REQUEST) != name(other)
+    asks = [
+        ASK, dataclasses.replace(ASK, image=IMAGE[:-1] + "0"), dataclasses.replace(ASK, nodes=2),
+        dataclasses.replace(ASK, gpus=2), dataclasses.replace(ASK, memory="8Gi"),
+    ]  # fmt: skip
+    names = {
+        job_of(manifests(REQUEST, TARGETS["desktop-next"], ask, USER))["metadata"]["name"]
+        for ask in asks
+    }
+    assert len(names | {name(REQUEST)}) == len(asks) + 1
     assert len(name(long)) <= 52  # 63 of a host's name, less the pod's index
+
+
+@pytest.mark.parametrize(
+    ("target", "ask", "said", "next_step"),
+    [
+        ("cpu", {"gpus": 1}, "has no GPU", "leave gpus out"),
+        ("desktop-next", {"gpus": 0}, "is one of GPUs", "gpus=1"),
+        ("cpu", {"selector": "zone=a;narrowgauge.io/target=xavier"}, "--on decides", "--on TARGET"),
+    ],
+)
+def test_what_contradicts_the_target_is_refused(
+    target: str, ask: dict[str, Any], said: str, next_step: str
+) -> None:
+    with pytest.raises(BadValueError, match=said) as caught:
+        manifests(REQUEST, TARGETS[target], dataclasses.replace(ASK, **ask), USER)
+    assert next_step in caught.value.next_step
+    assert caught.value.exit_code == ExitCode.USAGE
 
 
 def test_root_is_refused() -> None:
@@ -248,6 +275,17 @@ def test_a_refusal_leaves_nothing_and_says_what_to_do(api: StubApi, code: int, s
     assert said in caught.value.next_step
     assert caught.value.exit_code == ExitCode.CLUSTER_REFUSED
     assert [call[0] for call in api.calls] == ["POST", "POST", "DELETE"]
+
+
+def test_what_cannot_be_removed_does_not_hide_why(api: StubApi) -> None:
+    documents = manifests(REQUEST, TARGETS["cpu"], ASK, USER)
+    name = documents[0]["metadata"]["name"]
+    api.refuse = {"POST jobs": 403, f"DELETE {name}": 500}
+    with pytest.raises(ClusterRefused, match="did not take the Job") as caught:
+        submit(documents, api.client)
+
+    assert "auth can-i" in caught.value.next_step
+    assert f"kubectl delete --namespace default networkpolicy {name}" in caught.value.next_step
 
 
 def test_an_api_that_does_not_answer(api: StubApi) -> None:

@@ -38,11 +38,14 @@ def test_a_machine_is_told_which_it_is(text: str, found: Rendezvous) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0/2", "2/2@h", "0/2@h:0", "0/2@h:70000", "a/2@h", "0/2@h:p", "-1/2@h", "0/2@a b"]
-)
+    "text", ["", "0/2", "2/2@h", "0/2@h:0", "0/2@h:70000", "a/2@h", "0/2@h:p", "-1/2@h", "0/2@a b",
+             "0/1@h", "0/0@h"],
+)  # fmt: skip
 def test_anything_else_is_refused_with_the_form(text: str) -> None:
-    with pytest.raises(BadValueError):
+    with pytest.raises(BadValueError) as caught:
         parse_node(text)
+    if text.startswith("0/1"):
+        assert "leave --node out" in caught.value.next_step
 
 
 @settings(max_examples=50)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from launching import tiny_job
+from launching import Quiet, facts, tiny_job
 
+from narrowgauge.checkout import Checkout
 from narrowgauge.errors import (
     BadValueError,
     Busy,
@@ -27,14 +29,23 @@ from narrowgauge.errors import (
 from narrowgauge.executors.base import HANDLE_FORMAT, Handle
 from narrowgauge.executors.slurm import SlurmExecutor, _ending
 from narrowgauge.images.archive import ARCHIVE_FORMAT, Archive, manifest_path
+from narrowgauge.launch import World
+from narrowgauge.launch_slurm import target_of
+from narrowgauge.machine import Host
 from narrowgauge.plan import Places
+from narrowgauge.recording import SCHEDULER_FILE
+from narrowgauge.runner import Session, StopRequest, run_array
+from narrowgauge.slurm import node
 from narrowgauge.slurm.asking import SlurmAsk, add_words, parse_ask, parse_minutes
 from narrowgauge.slurm.image import container_command, convert, pick_tool
 from narrowgauge.slurm.node import EXIT_FILE, NodeExit
 from narrowgauge.slurm.queue import JobState, Queue, refused
+from narrowgauge.store import Store
 from narrowgauge_contract.codec import write_json_atomic
 from narrowgauge_contract.hashing import sha256_file
+from narrowgauge_contract.job import Job
 from narrowgauge_contract.outcome import Status
+from narrowgauge_contract.record import SchedulerFacts
 
 
 @pytest.mark.parametrize(
@@ -195,12 +206,110 @@ def test_a_full_partition_is_waited_for_and_given_up(tmp_path: Path) -> None:
     assert told == ["Slurm job 7: pending: Resources"]
 
 
-def test_a_lost_controller_in_the_midst_leaves_the_run_to_attach(tmp_path: Path) -> None:
-    words = Words(("scontrol", 1, "", "Unable to contact slurm controller"))
-    executor = SlurmExecutor(SlurmAsk(), {}, print, queue=Queue({}, words))
+def ticking(seconds: float) -> Callable[[], float]:
+    """A clock that goes so many seconds at each look."""
+    ticks = itertools.count()
+    return lambda: seconds * next(ticks)
+
+
+def test_a_controller_that_stays_away_leaves_the_run_to_attach(tmp_path: Path) -> None:
+    words, told = Words(("scontrol", 1, "", "Unable to contact slurm controller")), []
+    executor = SlurmExecutor(
+        SlurmAsk(), {}, told.append, queue=Queue({}, words), clock=ticking(60.0)
+    )
     with pytest.raises(ClusterUnreachable) as caught:
         list(executor.stream(handle(tmp_path), tmp_path / "out"))
     assert "narrowgauge attach" in caught.value.next_step
+    assert 2 <= len(words.asked) <= 6
+    assert len(told) == 1
+    assert "Unable to contact" in told[0]
+
+
+def test_a_controller_that_comes_back_costs_nothing(tmp_path: Path) -> None:
+    lost = (1, "", "Unable to contact slurm controller")
+    answers = iter([lost, lost, (0, "JobState=RUNNING NodeList=n1", ""), lost])
+
+    def run(words: Sequence[str]) -> tuple[int, str, str]:
+        del words
+        answer = next(answers, None)
+        if answer is None:
+            write_json_atomic(tmp_path / EXIT_FILE, NodeExit(0))
+        return answer or lost
+
+    told: list[str] = []
+    executor = SlurmExecutor(SlurmAsk(), {}, told.append, queue=Queue({}, run), clock=ticking(40.0))
+    assert list(filter(None, executor.stream(handle(tmp_path), tmp_path / "out"))) == []
+    assert [words.startswith("Slurm does not answer") for words in told] == [True, False, True]
+
+
+def test_a_host_that_lost_slurms_commands_is_not_waited_for(tmp_path: Path) -> None:
+    executor = SlurmExecutor(SlurmAsk(), {}, print, queue=Queue({"PATH": str(tmp_path)}))
+    with pytest.raises(ClusterUnreachable, match="no scontrol on this host"):
+        list(executor.stream(handle(tmp_path), tmp_path / "out"))
+
+
+@pytest.mark.parametrize(("word", "least"), [("COMPLETED", 90.0), ("CANCELLED", 5.0)])
+def test_a_late_file_is_waited_for_as_long_as_nfs_may_take(
+    tmp_path: Path, word: str, least: float
+) -> None:
+    """A run that Slurm calls complete wrote its end, however late that is seen."""
+    words, now = Words(("scontrol", 0, f"JobState={word}", "")), [0.0]
+
+    def clock() -> float:
+        now[0] += least / 2
+        return now[0]
+
+    executor = SlurmExecutor(SlurmAsk(), {}, print, queue=Queue({}, words), clock=clock)
+    for _ in executor.stream(handle(tmp_path), tmp_path / "out"):
+        pass
+    assert least <= now[0] <= least * 4
+
+
+def test_patience_that_is_over_cancels_the_whole_array(tmp_path: Path) -> None:
+    line = "JobState=PENDING Reason=Resources Partition=gpu"
+    words = Words(("scontrol", 0, line, ""))
+    jobs = [tiny_job(run_id=f"20261121T101500Z-tiny-abc12{each}") for each in range(3)]
+    quiet = Quiet()
+
+    class Started(SlurmExecutor):
+        def start_all(self, runs: Sequence[tuple[Job, Places]]) -> list[Handle]:
+            return [
+                Handle(HANDLE_FORMAT, "slurm", "r", {"job": f"7_{each}", "folder": str(p.folder)})
+                for each, (_, p) in enumerate(runs)
+            ]
+
+    array = Started(SlurmAsk(patience=5), {}, print, queue=Queue({}, words), clock=ticking(60.0))
+    session = Session(
+        executor=array, store=Store(tmp_path), experiments=tmp_path, data=tmp_path,
+        start_facts=lambda engine: facts(), reporter=quiet, stop=StopRequest(), elsewhere=True,
+    )  # fmt: skip
+    with pytest.raises(Busy) as caught:
+        list(run_array(jobs, array, session))
+    assert caught.value.exit_code == ExitCode.BUSY
+    assert [each for each in words.asked if each.startswith("scancel")] == [
+        "scancel 7_0", "scancel 7_1 7_2",
+    ]  # fmt: skip
+    assert quiet.notes == ["2 runs behind it are cancelled too"]
+
+
+def test_nothing_to_cancel_asks_nothing() -> None:
+    words = Words()
+    Queue({}, words).cancel([])
+    assert words.asked == []
+
+
+def test_a_target_needs_an_image_of_it() -> None:
+    world = World(Checkout(Path(__file__).parents[2]), {}, Host("amd64"), print)
+    assert target_of(world, SlurmAsk(), None) is None
+    found = target_of(world, SlurmAsk(image="cpu.tar"), "cpu")
+    assert found is not None
+    assert found.name == "cpu"
+    for ask in (SlurmAsk(), SlurmAsk(image="cpu.tar", container="none")):
+        with pytest.raises(UsageError, match="without an image") as caught:
+            target_of(world, ask, "cpu")
+        assert "--slurm image=FILE" in caught.value.next_step
+    with pytest.raises(UnknownNameError, match="'cup'"):
+        target_of(world, SlurmAsk(image="cpu.tar"), "cup")
 
 
 def test_what_the_node_wrote_ends_the_watch_without_asking(tmp_path: Path) -> None:
@@ -347,11 +456,27 @@ def test_the_container_gets_what_a_docker_container_gets(
         "run", "--job", "/job.json", "--out", "/out", "--experiments", "/experiments",
         "--data", "/data",
     )  # fmt: skip
-    for name in ("/job.json", "/out", "/experiments", "/data", "/cache"):
+    for name in ("/job.json", "/out", "/experiments", "/data"):
         assert f":{name}:" in text
+    home = f"--home {tmp_path / 'cache'}:/cache " if tool == "apptainer" else ":/cache:none:"
+    assert home in text
     assert "OUT:/out:" in text
     assert ("--containall" in words) == (tool == "apptainer")
     assert json.loads(json.dumps(words)) == list(words)
+
+
+@pytest.mark.parametrize(
+    ("tool", "name"), [("apptainer", "a:b"), ("apptainer", "a,b"), ("enroot", "a b")]
+)
+def test_a_path_that_would_be_read_as_several_is_refused(
+    tmp_path: Path, site: dict[str, str], tool: str, name: str
+) -> None:
+    made = dataclasses.replace(convert(archive(tmp_path), "apptainer", site, print), tool=tool)
+    places = Places(tmp_path / name, tmp_path / "experiments", None)
+    with pytest.raises(UsageError, match="cannot be given to a container") as caught:
+        container_command(made, places, tmp_path / "cache", gpu=False)
+    assert "--results" in caught.value.next_step
+    assert caught.value.exit_code == ExitCode.USAGE
 
 
 def test_a_job_makes_one_task_for_its_node(tmp_path: Path) -> None:
@@ -365,3 +490,25 @@ def test_a_job_makes_one_task_for_its_node(tmp_path: Path) -> None:
     assert task.command[task.command.index("--out") + 1] == "OUT"
     assert dict(task.environment)["PYTHONPATH"] == str(tmp_path / "src")
     assert tiny_job().run_id
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((0, "JobState=RUNNING OverSubscribe=NO Partition=gpu", ""), ""),
+        ((0, "JobState=RUNNING OverSubscribe=OK", ""), "other jobs may have been on its nodes"),
+        ((1, "", "Unable to contact slurm controller"), "Slurm did not say"),
+    ],
+)
+def test_a_node_whose_controller_is_away_keeps_its_notes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, str, str], said: str
+) -> None:
+    monkeypatch.setattr(node, "Queue", lambda env: Queue({}, lambda words: answer))
+    known = SchedulerFacts("slurm", "23", "", "asked", (), "")
+    node.NodeTask(("true",), (), tmp_path, None, known)._keep_notes("7", ("n1",), 2)
+    kept = json.loads((tmp_path / SCHEDULER_FILE).read_text())
+
+    assert kept["indicative"].startswith(said)
+    assert bool(kept["indicative"]) == bool(said)
+    assert (kept["job"], kept["restarts"]) == ("7", 2)
+    assert kept["partition"] == ("gpu" if not said else "asked")

@@ -15,7 +15,14 @@ from launching import FakeExecutor, Quiet, facts, tiny_spec, write_outcome, writ
 from rich.console import Console
 from test_sweep_file import GRID, sweep_of
 
-from narrowgauge.errors import Busy, NarrowgaugeError, ToolchainMissing, UsageError
+from narrowgauge.errors import (
+    Busy,
+    ClusterUnreachable,
+    DamagedRecordError,
+    NarrowgaugeError,
+    ToolchainMissing,
+    UsageError,
+)
 from narrowgauge.runner import Session, StopRequest, attach, run_job
 from narrowgauge.store import RunFolder, Store
 from narrowgauge.sweep import search as search_module
@@ -279,6 +286,107 @@ def test_a_trial_whose_launcher_died_is_told_by_its_record(
     assert len(bench.started) == 7
 
 
+def leave_running(bench: Bench, sweep: SweepSpec) -> Job:
+    """A run that its killed launcher had started and written down, with its handle."""
+    from narrowgauge.sweep.points import job_of, points_of
+
+    point = points_of(sweep)[0]
+    job = job_of(sweep, tiny_spec(), point, "cpu")
+    bench.journal(sweep).started(point.key, job.run_id, {"width": 4})
+    folder = bench.store.new_run(job)
+    bench.session().executor.start(job, _places(folder, bench.tmp_path))
+    return job
+
+
+@pytest.mark.parametrize("error", [ClusterUnreachable("away"), Busy("taken")])
+def test_a_run_that_may_still_go_on_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: NarrowgaugeError
+) -> None:
+    sweep, bench = sweep_of(tmp_path, GRID), Bench(tmp_path)
+    job = leave_running(bench, sweep)
+
+    def attach(folder: RunFolder) -> Record:
+        raise error
+
+    monkeypatch.setattr(bench, "attach", attach)
+    with pytest.raises(type(error)):
+        bench.conductor(sweep).run(bench)
+    assert bench.started == []
+    monkeypatch.undo()
+    assert bench.conductor(sweep).run(bench).done == 6
+    assert bench.attached == [job.run_id]
+
+
+@pytest.mark.parametrize("error", [UsageError("never started"), DamagedRecordError("torn")])
+def test_a_run_that_is_lost_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: NarrowgaugeError
+) -> None:
+    sweep, bench = sweep_of(tmp_path, GRID), Bench(tmp_path)
+    leave_running(bench, sweep)
+
+    def attach(folder: RunFolder) -> Record:
+        raise error
+
+    monkeypatch.setattr(bench, "attach", attach)
+    assert bench.conductor(sweep).run(bench).done == 6
+    assert any("its point is run again" in line for line in bench.said)
+
+
+def test_trials_of_runs_that_go_on_are_not_told_they_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that were asked for, one was started when the controller went away."""
+    sweep, bench = sweep_of(tmp_path, SEARCH), Bench(tmp_path)
+
+    def start(jobs: Sequence[Job], finished: Callable[[RunFolder, Record], None]) -> None:
+        del finished
+        folder = bench.store.new_run(jobs[0])
+        bench.session().executor.start(jobs[0], _places(folder, tmp_path))
+        raise ClusterUnreachable("away")
+
+    starter = _Starter(start)
+    starter.most = 2
+    with pytest.raises(ClusterUnreachable):
+        bench.conductor(sweep).run(starter)
+    search = Search(sweep, bench.journal(sweep).folder)
+    states = [trial.state.name for trial in search.study.trials]
+    assert states == ["RUNNING", "FAIL"]
+    monkeypatch.setattr(search_module, "_lives", lambda pid: False)
+    assert [number for number, _ in search.orphans()] == [0]
+
+
+def test_trials_on_other_hosts_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, bench = sweep_of(tmp_path, SEARCH), Bench(tmp_path)
+    with monkeypatch.context() as there:
+        there.setattr(search_module.socket, "gethostname", lambda: "node9")
+        Search(sweep, bench.journal(sweep).folder).next()
+    bench.conductor(sweep).run(bench)
+
+    assert len(bench.started) == 7  # the eighth is theirs
+    assert any(line.startswith("1 trials belong to launchers on node9") for line in bench.said)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ('metric = "accuracy"', 'metric = "loss"', "metric"),
+        ("runs = 8", 'runs = 8\ndirection = "minimize"', "direction"),
+        ("high = 64", "high = 32", "vary"),
+        ("[vary]", "[fixed]\nepochs = 2\n[vary]", "fixed"),
+    ],
+)
+def test_a_study_that_was_edited_is_another(
+    tmp_path: Path, before: str, after: str, changed: str
+) -> None:
+    Search(sweep_of(tmp_path, SEARCH), tmp_path / "study")
+    assert before in SEARCH
+    Search(sweep_of(tmp_path, SEARCH.replace("runs = 8", "runs = 9")), tmp_path / "study")
+    with pytest.raises(UsageError, match="seeks something else") as caught:
+        Search(sweep_of(tmp_path, SEARCH.replace(before, after)), tmp_path / "study")
+    assert caught.value.why.endswith(f": {changed}")
+    assert "rename the file" in caught.value.next_step
+
+
 def test_a_metric_that_no_run_has_is_named(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, SEARCH.replace('metric = "accuracy"', 'metric = "acuracy"'))
     bench = Bench(tmp_path)
@@ -300,6 +408,18 @@ def test_a_storage_that_does_not_answer(tmp_path: Path) -> None:
     text = SEARCH.replace("runs = 8", 'runs = 8\nstorage = "nosuchdb://there"')
     with pytest.raises(UsageError, match="does not answer"):
         Search(sweep_of(tmp_path, text), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["nosuchdb://me:hush@there/db", "nosuchdb://me:hu@hush@there/db", "nosuchdb://t?password=hush"],
+)
+def test_a_storages_password_is_not_told(tmp_path: Path, url: str) -> None:
+    text = SEARCH.replace("runs = 8", f'runs = 8\nstorage = "{url}"')
+    with pytest.raises(UsageError, match="does not answer") as caught:
+        Search(sweep_of(tmp_path, text), tmp_path)
+    assert "hush" not in str(caught.value)
+    assert "nosuchdb://" in str(caught.value)
 
 
 def test_the_table_has_the_best_first(tmp_path: Path) -> None:

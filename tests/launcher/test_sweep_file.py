@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 import time
 import tracemalloc
 from pathlib import Path
@@ -11,9 +13,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launching import tiny_spec
 
-from narrowgauge.errors import BadValueError, NarrowgaugeError, UnknownNameError, UsageError
-from narrowgauge.sweep.file import Choice, Range, SweepSpec, check, read_sweep
-from narrowgauge.sweep.points import MOST, job_of, point_of, points_of, values_of, varied
+from narrowgauge.errors import (
+    BadValueError,
+    ExitCode,
+    NarrowgaugeError,
+    UnknownNameError,
+    UsageError,
+)
+from narrowgauge.sweep.file import Choice, Range, SweepSpec, _domain, check, read_sweep
+from narrowgauge.sweep.points import (
+    MOST,
+    _draw,
+    count_of,
+    job_of,
+    point_of,
+    points_of,
+    values_of,
+    varied,
+)
+from narrowgauge_contract.spec import Parameter
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 GRID = """
 [sweep]
@@ -153,6 +176,18 @@ epochs = {list(range(1, 101))}
         ("[4, 8, 16]", "{ low = 9, high = 1, step = 1 }", BadValueError, "no range"),
         ("[4, 8, 16]", "{ low = 1 }", BadValueError, "has no 'high'"),
         ("[4, 8, 16]", "{ low = 1, high = 9, lgo = true }", UnknownNameError, "lgo"),
+        (
+            "[4, 8, 16]",
+            "{ low = 1, high = 9, step = 0.5 }",
+            BadValueError,
+            "step = 1, or a greater",
+        ),
+        ("[4, 8, 16]", "{ low = 1, high = 9, step = inf }", BadValueError, "step is not a finite"),
+        ("[4, 8, 16]", "{ low = 1, high = 9, step = nan }", BadValueError, "step is not a finite"),
+        ("[4, 8, 16]", "{ low = 1, high = 9, step = -1 }", BadValueError, "not a positive number"),
+        ("[4, 8, 16]", "{ low = 1, high = 9, step = true }", BadValueError, "not a positive"),
+        ("[4, 8, 16]", "{ low = 1, high = 9, log = 1 }", BadValueError, "neither true nor false"),
+        ("[4, 8, 16]", f"{{ low = 1, high = {10**400}, step = 1 }}", BadValueError, "not a finite"),
         ("[4, 8, 16]", "4", BadValueError, "neither a list nor a range"),
         ("[4, 8, 16]", "[]", BadValueError, "neither a list nor a range"),
         ('["fp32", "bf16"]', "{ low = 1, high = 2, step = 1 }", BadValueError, "of type choice"),
@@ -175,6 +210,29 @@ def test_each_slip_is_named(
     with pytest.raises(kind) as caught:
         sweep_of(tmp_path, GRID.replace(before, after, 1))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("range_", "said"),
+    [
+        ("{ low = 0.0, high = inf, step = 1 }", "high is not a finite number"),
+        ("{ low = -inf, high = 1.0, step = 1 }", "low is not a finite number"),
+        ("{ low = -1e308, high = 1e308 }", "more than can be counted"),
+        ("{ low = 0.0, high = 1e300, step = 1e-300 }", "more than can be counted"),
+    ],
+)
+def test_a_range_without_an_end_is_refused(range_: str, said: str) -> None:
+    parameter = Parameter(name="rate", type="float", default=0.0, axis="row", help="A number.")
+    with pytest.raises(BadValueError, match=said) as caught:
+        _domain(parameter, tomllib.loads(f"v = {range_}")["v"], "random")
+    assert caught.value.next_step
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_a_tiny_step_is_counted_and_not_listed() -> None:
+    fine = Range(0.0, 1e6, False, step=1e-9)
+    assert count_of(fine) > 9e14
+    assert 0.0 <= _draw(fine, random.Random(0)) <= 1e6  # type: ignore[operator]
 
 
 def test_a_grid_beyond_reason_is_refused(tmp_path: Path) -> None:

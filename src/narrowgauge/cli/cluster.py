@@ -14,7 +14,34 @@ if TYPE_CHECKING:
     from narrowgauge.store import RunFolder, Store
     from narrowgauge_contract.record import Record
 
-__all__ = ["on_slurm", "print_manifests", "require_executor", "submit_manifests", "together"]
+__all__ = [
+    "on_slurm",
+    "print_manifests",
+    "refuse_ignored",
+    "require_executor",
+    "submit_manifests",
+    "together",
+]
+
+#: What a run elsewhere takes no notice of, and what does it there instead.
+_IGNORED: Mapping[str, Mapping[str, str]] = {
+    "boards": {
+        "--node": "on each machine by itself: narrowgauge run … --node RANK/NODES@ADDRESS",
+        "--lab-python": "leave it out; a board's own stands in hosts.toml",
+    },
+    "slurm": {
+        "--node": "--slurm nodes=N",
+        "--wait": "leave it out; --slurm patience=MINUTES bounds the wait for room",
+    },
+    "kubernetes": {
+        "--node": "--kubernetes nodes=N",
+        "--results": "--kubernetes results=CLAIM: the pod records the run there",
+        "--data": "--kubernetes data=CLAIM",
+        "--wait": "leave it out; the cluster queues, and `kubectl wait` waits",
+        "--json": "leave it out; `narrowgauge plan --json` prints the manifests",
+        "--lab-python": "leave it out; the image has its own",
+    },
+}
 
 
 def require_executor(executor: str, given: Mapping[str, Sequence[str] | None]) -> None:
@@ -24,6 +51,16 @@ def require_executor(executor: str, given: Mapping[str, Sequence[str] | None]) -
     for name, words in given.items():
         if words and name != executor:
             raise UsageError(f"--{name} is for --executor {name}", next_step="give both, or none")
+
+
+def refuse_ignored(where: str, given: Mapping[str, object]) -> None:
+    """Refuse options that were given and that runs `where` take no notice of. Raises UsageError."""
+    from narrowgauge.errors import UsageError
+
+    for name, next_step in _IGNORED.get(where, {}).items():
+        if given.get(name):
+            what = "runs on boards" if where == "boards" else f"--executor {where}"
+            raise UsageError(f"{name} means nothing to {what}", next_step=next_step)
 
 
 def together(world: World, node: str | None) -> World:

@@ -180,6 +180,11 @@ class BoardChoice:
         from narrowgauge.errors import UsageError
 
         named = bool(self.names) or self.every or self.label is not None
+        if self.every and (self.names or self.label is not None):
+            raise UsageError(
+                "--all is every board, and --host and --label are some",
+                next_step="leave one of them out",
+            )
         if not named and (self.spread or executor == "ssh"):
             raise UsageError("on which boards?", next_step="--host NAME, --label LABEL or --all")
         if named and (executor not in ("auto", "ssh") or on is not None):

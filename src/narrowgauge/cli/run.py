@@ -9,6 +9,7 @@ import typer
 from narrowgauge.cli.cluster import (
     on_slurm,
     print_manifests,
+    refuse_ignored,
     require_executor,
     submit_manifests,
     together,
@@ -89,11 +90,17 @@ def run(
     from narrowgauge.plan import JobRequest
     from narrowgauge.store import Store
 
+    boards = BoardChoice(tuple(host or ()), every, label, spread)
+    on_boards = boards.asked(executor, on)
+    require_executor(executor, {"slurm": slurm, "kubernetes": kubernetes})
+    given = {"--node": node, "--results": results, "--data": data, "--lab-python": lab_python}
+    refuse_ignored(
+        "boards" if on_boards else executor, {**given, "--wait": wait, "--json": as_json}
+    )
     world = together(world_of(project), node)
     request = JobRequest(experiment, profile, tuple(parameter or ()), seed)
     store = Store(results_root(results, world.checkout))
-    boards = BoardChoice(tuple(host or ()), every, label, spread)
-    if boards.asked(executor, on):
+    if on_boards:
         from narrowgauge.cli.hosts import run_on_boards
 
         asked, done = run_on_boards(
@@ -101,7 +108,6 @@ def run(
             reporter=reporter_of(as_json),
         )  # fmt: skip
         return _end(asked, done.runs, store, as_json, done.problems)
-    require_executor(executor, {"slurm": slurm, "kubernetes": kubernetes})
     if executor == "kubernetes":
         return submit_manifests(world, request, kubernetes, on)
     if executor == "slurm":
@@ -139,6 +145,7 @@ def plan(
     world = world_of(project)
     request = JobRequest(experiment, profile, tuple(parameter or ()), seed)
     require_executor(executor, {"kubernetes": kubernetes})
+    refuse_ignored(executor, {"--results": results, "--data": data})
     if executor == "kubernetes":
         return print_manifests(world, request, kubernetes, on, as_json)
     root = results_root(results, world.checkout)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from narrowgauge.cli.cluster import refuse_ignored, require_executor
 from narrowgauge.cli.options import (
     Data,
     ExecutorName,
@@ -65,6 +66,8 @@ def sweep(
     from narrowgauge.sweep.points import example, points_of
     from narrowgauge.sweep.table import plan_json, plan_lines
 
+    require_executor(executor, {"slurm": slurm})
+    refuse_ignored(executor, {"--wait": wait})
     world = world_of(project)
     read = read_sweep(file)
     spec = load_experiment(world.checkout.experiments, read.experiment)

@@ -6,6 +6,7 @@ files, and Slurm is asked only whether a job still waits or runs.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from narrowgauge.errors import Busy, ToolchainMissing, UsageError
+from narrowgauge.errors import Busy, ClusterUnreachable, ToolchainMissing, UsageError
 from narrowgauge.executors.base import (
     ENDING_FILE,
     HANDLE_FORMAT,
@@ -42,8 +43,12 @@ __all__ = ["JOB_NAME", "Site", "SlurmExecutor"]
 JOB_NAME = "narrowgauge"
 #: How often the files are looked at, and how often Slurm is asked: the controller is everybody's.
 _LOOK_S, _ASK_S = 0.25, 2.0
-#: How long after a job's end its last file may take to be seen through the shared file system.
-_SEEN_S = 5.0
+#: How long after a job's end its last file may take to be seen through the shared file system: NFS
+#: keeps what it knows of a folder for up to 60 s. A job that Slurm ended may never write it.
+# unverified: the end of a run seen over NFS or Lustre | one machine's disk only | run on a cluster
+_SEEN_S, _ENDED_SEEN_S = 90.0, 5.0
+#: How long a controller may be away: an upgrade restarts it, and jobs go on without it.
+_LOST_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -123,16 +128,21 @@ class SlurmExecutor:
     def stream(self, handle: Handle, out: Path) -> Iterator[Event | None]:
         events = EventTail(out / EVENTS_FILE)
         folder, job = out.parent, handle.identity["job"]
-        began = asked = self._clock() - _ASK_S
+        began = asked = heard = self._clock() - _ASK_S
         said = ""
         while load_exit(folder) is None:
             yield from events.poll()
             yield None
             if self._clock() - asked >= _ASK_S:
                 asked = self._clock()
-                state = self._queue.state(job)
+                try:
+                    state = self._queue.state(job)
+                except ClusterUnreachable as error:
+                    said = self._bear(error, asked - heard, said)
+                    continue
+                heard = asked
                 if state.over:
-                    self._wait_for_exit(folder)
+                    self._wait_for_exit(folder, state)
                     break
                 said = self._tell(job, state, said)
                 self._give_up(job, state, asked - began)
@@ -140,7 +150,7 @@ class SlurmExecutor:
         yield from events.poll()
 
     def alive(self, handle: Handle) -> bool:
-        if load_exit(Path(handle.identity["folder"])) is not None:
+        if _look(Path(handle.identity["folder"])) is not None:
             return False
         return not self._queue.state(handle.identity["job"]).over
 
@@ -154,7 +164,7 @@ class SlurmExecutor:
 
     def collect(self, handle: Handle, dest: Path) -> Ending:
         log_tail = tail(dest / LOG_FILE)
-        ended = load_exit(dest)
+        ended = _look(dest)
         state = self._queue.state(handle.identity["job"]) if _needs_state(ended) else None
         ending = _ending(ended, state, log_tail)
         save(dest / ENDING_FILE, ending)
@@ -163,7 +173,7 @@ class SlurmExecutor:
 
     def discard(self, handle: Handle) -> None:
         """Slurm forgets jobs by itself; one that is still there after its end is cancelled."""
-        if load_exit(Path(handle.identity["folder"])) is None:
+        if _look(Path(handle.identity["folder"])) is None:
             self._queue.cancel([handle.identity["job"]], at_once=True)
 
     def running(self) -> tuple[str, ...]:
@@ -194,6 +204,7 @@ class SlurmExecutor:
 
     def _submit(self, tasks: Sequence[NodeTask]) -> list[str]:
         """The tasks' job numbers. submitit writes the batch file and the tasks beside it."""
+        # unverified: --gres of GPUs, preemption, real nodes | one machine only | run on a cluster
         assert self._site is not None
         submitit = _import_submitit()
         ask = self._ask
@@ -235,6 +246,16 @@ class SlurmExecutor:
             self._say(f"Slurm job {job}: {words}")
         return words
 
+    def _bear(self, error: ClusterUnreachable, lost_s: float, said: str) -> str:
+        """Say once that the controller is away; raise where it is for good."""
+        if lost_s >= _LOST_S or isinstance(error.__cause__, FileNotFoundError):
+            raise error
+        words = f"Slurm does not answer, and is asked for {_LOST_S / 60:.0f} minutes: {error.why}"
+        if not said.startswith("Slurm does not answer"):
+            self._say(words)
+        time.sleep(_LOOK_S)
+        return words
+
     def _give_up(self, job: str, state: JobState, waited_s: float) -> None:
         if not state.waiting or not self._ask.patience or waited_s < 60 * self._ask.patience:
             return
@@ -246,10 +267,19 @@ class SlurmExecutor:
             " another partition; `squeue --start` says when Slurm thinks there is room",
         )
 
-    def _wait_for_exit(self, folder: Path) -> None:
-        deadline = self._clock() + _SEEN_S
-        while load_exit(folder) is None and self._clock() < deadline:
+    def _wait_for_exit(self, folder: Path, state: JobState) -> None:
+        seen_s = _SEEN_S if state.word == "COMPLETED" else _ENDED_SEEN_S
+        deadline = self._clock() + seen_s
+        while _look(folder) is None and self._clock() < deadline:
             time.sleep(_LOOK_S)
+
+
+def _look(folder: Path) -> NodeExit | None:
+    """The node's word on the run's end. Listing a folder makes NFS ask its server again: else it
+    remembers that the file is not there."""
+    if folder.is_dir():
+        os.listdir(folder)
+    return load_exit(folder)
 
 
 def _needs_state(ended: NodeExit | None) -> bool:

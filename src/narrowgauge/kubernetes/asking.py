@@ -20,8 +20,9 @@ _NAME = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
 @dataclass(frozen=True)
 class KubernetesAsk:
     """`image`: by digest, as the cluster pulls it. `results` and `data`: volume claims that hold
-    them. `nodes`: machines that train one model; `gpus`, `cpu`, `memory`: of each. `selector`:
-    labels (`key=value;…`) beside the target's. `hours`: after which a run is ended.
+    them. `nodes`: machines that train one model; `gpus` (None: one where the target has some),
+    `cpu`, `memory`: of each. `selector`: labels (`key=value;…`) beside the target's. `hours`: after
+    which a run is ended.
     """
 
     image: str
@@ -29,7 +30,7 @@ class KubernetesAsk:
     data: str = ""
     namespace: str = "default"
     nodes: int = 1
-    gpus: int = 1
+    gpus: int | None = None
     cpu: str = "4"
     memory: str = "16Gi"
     selector: str = ""

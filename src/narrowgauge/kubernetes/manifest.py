@@ -38,7 +38,7 @@ def manifests(
             why="the restricted pod security profile refuses it",
             next_step="plan it as another user, whose uid may write to the results claim",
         )
-    name = _name(request)
+    name = _name(request, target, ask)
     labels = {**_APP, "narrowgauge.io/experiment": request.experiment, "narrowgauge.io/run": name}
     meta = {"name": name, "namespace": ask.namespace, "labels": labels}
     found: list[dict[str, Any]] = []
@@ -61,9 +61,12 @@ def manifests(
     return tuple(found)
 
 
-def _name(request: JobRequest) -> str:
-    """The same for the same request: applied twice it is one Job, not two."""
-    said = "\0".join((request.profile, str(request.seed), *request.parameters))
+def _name(request: JobRequest, target: Target, ask: KubernetesAsk) -> str:
+    """The same for the same request: applied twice it is one Job, not two. Another target, image or
+    machine is another request."""
+    where = (target.name, ask.image, ask.nodes, _gpus(target, ask), ask.cpu, ask.memory)
+    words = (request.profile, request.seed, *where, ask.selector, *request.parameters)
+    said = "\0".join(str(word) for word in words)
     stem = re.sub(r"[^a-z0-9-]", "-", f"narrowgauge-{request.experiment}".lower())
     return f"{stem[: _LONGEST_NAME - 11]}-{hashlib.sha256(said.encode('utf-8')).hexdigest()[:10]}"
 
@@ -117,8 +120,8 @@ def _container(
         arguments += ["--data", "/data"]
         mounts.append({"name": "data", "mountPath": "/data", "readOnly": True})
     amounts: dict[str, Any] = {"cpu": ask.cpu, "memory": ask.memory}
-    if Accelerator.NONE not in target.accelerators and ask.gpus:
-        amounts["nvidia.com/gpu"] = str(ask.gpus)
+    if _gpus(target, ask):
+        amounts["nvidia.com/gpu"] = str(_gpus(target, ask))
     return {
         "name": "lab",
         "image": ask.image,
@@ -176,11 +179,34 @@ def _no_network(meta: dict[str, Any], name: str) -> dict[str, Any]:
     return {**kind, "metadata": meta, "spec": spec}
 
 
+def _gpus(target: Target, ask: KubernetesAsk) -> int:
+    """How many GPUs a machine gives. Raises BadValueError where the target has or needs none."""
+    has_gpus = Accelerator.NONE not in target.accelerators
+    if ask.gpus is None:
+        return int(has_gpus)
+    if has_gpus and not ask.gpus:
+        raise BadValueError(
+            f"gpus=0: the target '{target.name}' is one of GPUs",
+            next_step="--kubernetes gpus=1, or --on a target without",
+        )
+    if ask.gpus and not has_gpus:
+        raise BadValueError(
+            f"gpus={ask.gpus}: the target '{target.name}' has no GPU",
+            next_step="leave gpus out, or --on a target that has one",
+        )
+    return ask.gpus
+
+
 def _selector(text: str) -> dict[str, str]:
     found = {}
     for pair in filter(None, text.split(";")):
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise BadValueError(f"'{pair}' of the selector is not key=value")
+        if key.strip() == TARGET_LABEL:
+            raise BadValueError(
+                f"the selector names {TARGET_LABEL}, which --on decides",
+                next_step="leave it out of the selector: --on TARGET",
+            )
         found[key.strip()] = value.strip()
     return found

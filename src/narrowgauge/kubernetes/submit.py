@@ -17,6 +17,9 @@ from narrowgauge.errors import (
 
 __all__ = ["SCHEMAS", "manifest_text", "submit", "validate"]
 
+#: What was created: the call that removes it, its kind, name and namespace.
+_Made = tuple[Callable[..., Any], str, str, str]
+
 #: The release whose schemas the manifests must meet; their fields are stable since 1.24.
 SCHEMAS = "1.31"
 
@@ -61,18 +64,32 @@ def submit(documents: Sequence[dict[str, Any]], client: Any | None = None) -> li
                 next_step="`kubectl config get-contexts` shows what is; KUBECONFIG names the file",
             ) from error
         client = kubernetes.client.ApiClient()
-    made: list[tuple[Callable[..., Any], str, str]] = []
+    made: list[_Made] = []
     try:
         for document in documents:
             create, delete = _calls(kubernetes.client, client, document["kind"])
             meta = document["metadata"]
             _ask(kubernetes, document, create)
-            made.append((delete, meta["name"], meta["namespace"]))
-    except NarrowgaugeError:
-        for delete, name, namespace in reversed(made):
-            delete(name, namespace)
+            made.append((delete, document["kind"].lower(), meta["name"], meta["namespace"]))
+    except NarrowgaugeError as error:
+        left = _remove(kubernetes, made)
+        if left:
+            error.next_step += f"\nthen remove what was made before it: {left}"
         raise
     return [f"{document['kind'].lower()}/{document['metadata']['name']}" for document in documents]
+
+
+def _remove(kubernetes: Any, made: Sequence[_Made]) -> str:
+    """Remove it, newest first; how to remove by hand what could not be."""
+    import urllib3.exceptions
+
+    left = []
+    for delete, kind, name, namespace in reversed(made):
+        try:
+            delete(name, namespace)
+        except (kubernetes.client.ApiException, urllib3.exceptions.HTTPError):
+            left.append(f"kubectl delete --namespace {namespace} {kind} {name}")
+    return "; ".join(left)
 
 
 def _calls(api: Any, client: Any, kind: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -106,7 +123,7 @@ def _ask(kubernetes: Any, document: dict[str, Any], create: Callable[..., Any]) 
         raise ClusterUnreachable(
             "the Kubernetes API does not answer",
             why=str(error)[:400],
-            next_step="`kubectl cluster-info` asks the same; nothing was left behind",
+            next_step="`kubectl cluster-info` asks the same",
         ) from error
 
 

@@ -136,23 +136,37 @@ def _build(
 
 def container_command(image: Converted, places: Places, cache: Path, gpu: bool) -> tuple[str, ...]:
     """The words that start a job's lab in its container, its root read-only and nothing of the
-    user's home in it; `OUT` stands for the folder that it writes to."""
+    user's home in it; `OUT` stands for the folder that it writes to. Raises UsageError for a path
+    that the tool would read as several."""
     binds = [(str(places.job), "/job.json", "ro"), ("OUT", "/out", "rw")]
-    binds += [(str(places.experiments), "/experiments", "ro"), (str(cache), "/cache", "rw")]
+    binds.append((str(places.experiments), "/experiments", "ro"))
     if places.data is not None:
         binds.append((str(places.data), "/data", "ro"))
+    _refuse_paths(image.tool, [str(cache), *(source for source, _, _ in binds)])
     data = "/data" if places.data is not None else None
     lab = lab_arguments("/job.json", "/out", "/experiments", data)
     if image.tool == "apptainer":
-        words = ["apptainer", "run", "--containall", "--no-home", "--env", "HOME=/cache"]
+        # Apptainer sets HOME by this alone; it refuses one in --env.
+        words = ["apptainer", "run", "--containall", "--home", f"{cache}:/cache"]
         words += ["--nv"] if gpu else []
         for source, inside, mode in binds:
             words += ["--bind", f"{source}:{inside}:{mode}"]
     else:
         words = ["enroot", "start", "--env", "HOME=/cache"]
-        for source, inside, mode in binds:
+        for source, inside, mode in [*binds, (str(cache), "/cache", "rw")]:
             words += ["--mount", f"{source}:{inside}:none:x-create=auto,bind,{mode}"]
     return (*words, image.file, *lab)
+
+
+def _refuse_paths(tool: str, paths: list[str]) -> None:
+    signs = ":," if tool == "apptainer" else ":, \t"  # enroot writes them into an fstab
+    for path in paths:
+        if any(sign in path for sign in signs):
+            raise UsageError(
+                f"'{path}' cannot be given to a container",
+                why=f"{tool} would read it as several words: it has one of {signs!r}",
+                next_step="another folder: --results, --data or --project",
+            )
 
 
 def _call(words: list[str], env: Mapping[str, str]) -> str:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from narrowgauge.errors import ClusterUnreachable
 from narrowgauge.machine import machine_facts
 from narrowgauge.recording import SCHEDULER_FILE, StartFacts
 from narrowgauge.rendezvous import Rendezvous, port_of
-from narrowgauge.slurm.queue import Queue
+from narrowgauge.slurm.queue import JobState, Queue
 from narrowgauge_contract.codec import decode, read_json, write_json_atomic
 from narrowgauge_contract.errors import DamagedRecordError, ExitCode
 from narrowgauge_contract.events import EVENTS_FILE
@@ -119,8 +120,11 @@ class NodeTask:
 
     def _keep_notes(self, job: str, nodes: tuple[str, ...], restarts: int) -> None:
         """What the record says of the machine is of this one, not of where the launcher is."""
-        state = Queue(os.environ).state(job)
-        indicative = "" if state.exclusive else "other jobs may have been on its nodes"
+        try:
+            state = Queue(os.environ).state(job)
+            indicative = "" if state.exclusive else "other jobs may have been on its nodes"
+        except ClusterUnreachable:  # no reason to lose the run
+            state, indicative = JobState(""), "Slurm did not say whether it had its nodes alone"
         facts = replace(
             self.facts, job=job, nodes=nodes, restarts=restarts, indicative=indicative,
             partition=state.partition or self.facts.partition,

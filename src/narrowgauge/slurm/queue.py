@@ -132,6 +132,8 @@ class Queue:
 
     def cancel(self, jobs: Sequence[str], *, at_once: bool = False) -> None:
         """End jobs: SIGTERM, and SIGKILL after the site's KillWait; `at_once`: SIGKILL first."""
+        if not jobs:
+            return
         if at_once:
             self._ask(["scancel", "--signal=KILL", "--full", *jobs], missing="Kill job error")
         self._ask(["scancel", *jobs], missing="Kill job error")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from narrowgauge.errors import NarrowgaugeError
+from narrowgauge.errors import DamagedRecordError, UsageError
 from narrowgauge.store import RunFolder, Store
 from narrowgauge.sweep.file import SweepSpec
 from narrowgauge.sweep.journal import Journal
@@ -111,19 +111,29 @@ class Conductor:
         self._stopped = False
 
     def _recover(self, start: Starter, run_id: str) -> Record | None:
-        folder = RunFolder(self._store.root / self._sweep.file.experiment / run_id)
+        """The record of a run that was begun; None where its point has to be run again. Raises what
+        says nothing of the run: an engine or a controller that does not answer, a full disk."""
+        folder = self._folder(run_id)
         try:
             if folder.recorded:
                 return folder.record()
             if folder.handle_path.is_file():
                 self._say(f"taking over {run_id}")
                 return start.attach(folder)
-        except NarrowgaugeError as error:
+        except (UsageError, DamagedRecordError) as error:
             self._say(f"{run_id} cannot be taken over ({error.what}); its point is run again")
         return None
 
+    def _folder(self, run_id: str) -> RunFolder:
+        return RunFolder(self._store.root / self._sweep.file.experiment / run_id)
+
     def _search(self, start: Starter) -> Progress:
         search = Search(self._sweep, self._journal.folder)
+        for owner, count in search.elsewhere().items():
+            self._say(
+                f"{count} trials belong to launchers on {owner}, and count as running; if those are"
+                " gone, the same command there takes them over"
+            )
         for trial, run_id in search.orphans():
             record = self._recover(start, run_id) if run_id else None
             figures = self._note(record) if record is not None else {}
@@ -149,6 +159,9 @@ class Conductor:
             try:
                 start(jobs, note)
             finally:
-                for trial in asked.values():  # never started: others may ask for their points
-                    search.tell(trial, {}, False)
+                for run_id, trial in asked.items():
+                    # What was started goes on without this launcher, and is an orphan's then; for
+                    # the points of what was not, others may ask.
+                    if not self._folder(run_id).handle_path.is_file():
+                        search.tell(trial, {}, False)
         return Progress(self._sweep.file.runs, self._sweep.file.runs - search.left, self._stopped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ _SWEEP_KEYS = (
     "experiment", "method", "runs", "profile", "seed", "metric", "direction", "storage",
 )  # fmt: skip
 _TABLES = ("sweep", "vary", "fixed", "slurm")
-_RANGE_KEYS = ("low", "high", "log", "step")
+_BOUNDS = ("low", "high")
+_RANGE_KEYS = (*_BOUNDS, "log", "step")
 
 
 @dataclass(frozen=True)
@@ -157,13 +159,22 @@ def _domain(parameter: Parameter, given: Any, method: str) -> Domain:
             f"[vary] {parameter.name} is a range, and of type {parameter.type}",
             next_step=f"list its values: {parameter.name} = [a, b]",
         )
-    for bound in ("low", "high"):
+    for bound in _BOUNDS:
         if bound not in given:
             raise BadValueError(f"the range [vary] {parameter.name} has no '{bound}'")
-    low, high = (float(parameter.check(given[bound])) for bound in ("low", "high"))
-    log, step = bool(given.get("log", False)), given.get("step", 0)
-    if isinstance(step, bool) or not isinstance(step, (int, float)) or step < 0:
-        raise BadValueError(f"[vary] {parameter.name}: step = {step!r} is not a positive number")
+    low, high = (_finite(parameter, bound, parameter.check(given[bound])) for bound in _BOUNDS)
+    log = given.get("log", False)
+    if not isinstance(log, bool):
+        raise BadValueError(
+            f"[vary] {parameter.name}: log = {log!r} is neither true nor false",
+            next_step="log = true",
+        )
+    step = _step(parameter, given.get("step", 0))
+    if not math.isfinite(high - low) or (step and not math.isfinite((high - low) / step)):
+        raise BadValueError(
+            f"[vary] {parameter.name} from {low:g} to {high:g} is more than can be counted",
+            next_step="bounds closer together, or a greater step",
+        )
     if not low < high or (log and (low <= 0 or step)):
         raise BadValueError(
             f"[vary] {parameter.name} is no range from {low:g} to {high:g}",
@@ -174,7 +185,37 @@ def _domain(parameter: Parameter, given: Any, method: str) -> Domain:
             f"[vary] {parameter.name} has no step, and a grid needs one",
             next_step="step = …, a list of values, or another method",
         )
-    return Range(low, high, parameter.type == "int", log, float(step))
+    return Range(low, high, parameter.type == "int", log, step)
+
+
+def _step(parameter: Parameter, given: Any) -> float:
+    """0 where there is none. A whole parameter's is whole, or its points would come twice."""
+    wrong = isinstance(given, bool) or not isinstance(given, (int, float))
+    step = math.nan if wrong else _finite(parameter, "step", given)
+    if not step >= 0:
+        raise BadValueError(
+            f"[vary] {parameter.name}: step = {given!r} is not a positive number",
+            next_step="step = 1, or leave it out",
+        )
+    if parameter.type == "int" and not step.is_integer():
+        raise BadValueError(
+            f"[vary] {parameter.name}: step = {given!r} of whole numbers is not whole",
+            next_step="step = 1, or a greater whole number",
+        )
+    return step
+
+
+def _finite(parameter: Parameter, key: str, given: Any) -> float:
+    try:
+        value = float(given)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise BadValueError(
+            f"[vary] {parameter.name}: {key} is not a finite number",
+            next_step="a range has two bounds, and steps that can be counted",
+        )
+    return value
 
 
 def _table(body: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:

@@ -16,7 +16,17 @@ from narrowgauge.sweep.file import Choice, Domain, Range, SweepSpec
 from narrowgauge_contract.job import Job
 from narrowgauge_contract.spec import ExperimentSpec, Scalar
 
-__all__ = ["MOST", "Point", "example", "job_of", "point_of", "points_of", "values_of", "varied"]
+__all__ = [
+    "MOST",
+    "Point",
+    "count_of",
+    "example",
+    "job_of",
+    "point_of",
+    "points_of",
+    "values_of",
+    "varied",
+]
 
 #: A grid of more is a slip of the pen: it would take years.
 MOST = 1_000_000
@@ -36,7 +46,7 @@ def points_of(sweep: SweepSpec) -> list[Point]:
     if sweep.file.method == "random":
         found = _random(sweep)
     else:
-        sizes = [len(values_of(domain)) for domain in sweep.domains.values()]
+        sizes = [count_of(domain) for domain in sweep.domains.values()]
         if math.prod(sizes) > MOST:
             raise UsageError(
                 f"this grid has {math.prod(sizes)} points",
@@ -55,13 +65,23 @@ def point_of(sweep: SweepSpec, values: Mapping[str, Scalar]) -> Point:
     return _point(_prefix(sweep), tuple(values[name] for name in sweep.domains))
 
 
+def count_of(domain: Domain) -> int:
+    """How many values a domain with a finite number of them has; none of them is made."""
+    if isinstance(domain, Choice):
+        return len(domain.values)
+    return math.floor((domain.high - domain.low) / domain.step + 1e-9) + 1
+
+
 def values_of(domain: Domain) -> Sequence[Scalar]:
     """All values of a domain that has a finite number of them."""
     if isinstance(domain, Choice):
         return domain.values
-    count = math.floor((domain.high - domain.low) / domain.step + 1e-9) + 1
-    steps = (domain.low + index * domain.step for index in range(count))
-    return [int(each) if domain.whole else each for each in steps]
+    return [_nth(domain, index) for index in range(count_of(domain))]
+
+
+def _nth(domain: Range, index: int) -> Scalar:
+    value = domain.low + index * domain.step
+    return int(value) if domain.whole else value
 
 
 def job_of(sweep: SweepSpec, spec: ExperimentSpec, point: Point, target: str) -> Job:
@@ -110,7 +130,7 @@ def _draw(domain: Domain, generator: random.Random) -> Scalar:
     if isinstance(domain, Choice):
         return generator.choice(domain.values)
     if domain.step:
-        return generator.choice(values_of(domain))
+        return _nth(domain, generator.randrange(count_of(domain)))
     if domain.log:
         value = math.exp(generator.uniform(math.log(domain.low), math.log(domain.high)))
         return _clip(domain, round(value) if domain.whole else value)

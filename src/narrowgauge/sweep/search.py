@@ -4,9 +4,11 @@ number of launchers, on any machines that reach it, work on one sweep."""
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,12 @@ from narrowgauge_contract.spec import Scalar
 
 __all__ = ["Search"]
 
-_RUN, _OWNER = "run", "owner"
+_RUN, _OWNER, _ASKED = "run", "owner", "asked"
+#: What of a database's URL is nobody else's: user:PASSWORD@host, and what options may hold.
+_SECRETS = (
+    (re.compile(r"(://[^:/@\s]*):\S*@"), r"\1:…@"),
+    (re.compile(r"((?:password|passwd|pwd|secret|token)=)[^&\s'\"]+", re.IGNORECASE), r"\1…"),
+)
 
 
 class Search:
@@ -24,7 +31,8 @@ class Search:
     launchers beside each other do not ask for the same points, by what is in the study already."""
 
     def __init__(self, sweep: SweepSpec, folder: Path) -> None:
-        """Raises ToolchainMissing without Optuna, UsageError for a storage that does not answer."""
+        """Raises ToolchainMissing without Optuna, UsageError for a storage that does not answer,
+        and for a study that the file no longer describes."""
         self._optuna = _import_optuna()
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         self._sweep = sweep
@@ -39,6 +47,7 @@ class Search:
             direction=sweep.file.direction,
             load_if_exists=True,
         )
+        self._require_same()
         self.study.sampler = self._optuna.samplers.TPESampler(
             seed=sweep.file.seed + len(self.study.get_trials(deepcopy=False)),
             constant_liar=True,
@@ -85,6 +94,39 @@ class Search:
                 found.append((trial.number, str(trial.user_attrs.get(_RUN, ""))))
         return found
 
+    def elsewhere(self) -> dict[str, int]:
+        """How many trials run by launchers of which other hosts. Whether those live cannot be seen
+        from here."""
+        running = self._optuna.trial.TrialState.RUNNING
+        found: dict[str, int] = {}
+        for trial in self.study.get_trials(deepcopy=False, states=(running,)):
+            host = str(trial.user_attrs.get(_OWNER, "")).partition(" ")[0]
+            if host != socket.gethostname():
+                found[host or "an unknown host"] = found.get(host or "an unknown host", 0) + 1
+        return found
+
+    def _require_same(self) -> None:
+        """Trials of another question would steer this search, and its best would be of neither."""
+        file = self._sweep.file
+        parts: dict[str, Any] = {
+            "experiment": file.experiment, "profile": file.profile, "seed": file.seed,
+            "metric": file.metric, "direction": file.direction,
+            "vary": sorted((name, repr(domain)) for name, domain in self._sweep.domains.items()),
+            "fixed": sorted((name, repr(value)) for name, value in self._sweep.fixed.items()),
+        }  # fmt: skip
+        digests = {name: sha256(repr(part).encode()).hexdigest() for name, part in parts.items()}
+        known = self.study.user_attrs.get(_ASKED)
+        if known is None:
+            self.study.set_user_attr(_ASKED, digests)
+        elif known != digests:
+            changed = [name for name, digest in digests.items() if known.get(name) != digest]
+            raise UsageError(
+                f"the study '{file.name}' seeks something else than the sweep file says now",
+                why=f"changed since it was begun: {', '.join(changed)}",
+                next_step="rename the file, which begins another study, or put back what it said;"
+                " runs may grow",
+            )
+
     def _trial(self, number: int) -> Any:
         # A trial's id in the storage is not its number; `ask` gave it, and the storage knows it.
         identity = self.study._storage.get_trial_id_from_study_id_trial_number(
@@ -114,10 +156,16 @@ class Search:
             raise
         except Exception as error:  # whatever the database's own library raises
             raise UsageError(
-                f"the storage {url} of the sweep does not answer",
-                why=f"{type(error).__name__}: {error}".splitlines()[0],
+                f"the storage {_masked(url)} of the sweep does not answer",
+                why=_masked(f"{type(error).__name__}: {error}".splitlines()[0]),
                 next_step="without [sweep] storage a file of the results folder is used",
             ) from error
+
+
+def _masked(text: str) -> str:
+    for pattern, shown in _SECRETS:
+        text = pattern.sub(shown, text)
+    return text
 
 
 def _lives(pid: int) -> bool:
