@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import re
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
@@ -69,6 +70,8 @@ _ARITY = {
 #: Shares of a row's comparisons, by their 95 % intervals. `alarm-rate`: those that do not hold 1,
 #: on whichever side of it; `slower-rate`: those that lie above 1.
 _RATES = ("alarm-rate", "slower-rate")
+#: Fewer processes have no interval, and without one nothing tells that two figures are equal.
+_LEAST_FOR_EQUIVALENCE = 6
 _STATISTICS = ("median", "mean", "last", "last-mean", "min", "max", *_RATES)
 #: The target of a run without an image.
 _NATIVE = "native"
@@ -170,6 +173,8 @@ def _parse_claim(body: Mapping[str, Any], spec: ExperimentSpec, where: str) -> C
     if profile not in spec.profiles:
         raise ClaimsError(f"{where}: profile is one of {', '.join(spec.profiles)}")
     kind = _member(ClaimKind, body["kind"], f"{where} kind")
+    repeats = _whole(body.get("minimum_repeats", 3), "minimum_repeats", where)
+    _check_together(kind, operator, statistic, repeats, where)
     return Claim(
         id=texts["id"],
         text=texts["text"],
@@ -179,7 +184,7 @@ def _parse_claim(body: Mapping[str, Any], spec: ExperimentSpec, where: str) -> C
         selections=selections,
         statistic=statistic,
         expected=_parse_expected(body["expected"], kind, where),
-        minimum_repeats=_whole(body.get("minimum_repeats", 3), "minimum_repeats", where),
+        minimum_repeats=repeats,
         profile=profile,
         minutes=_number(body["minutes"], "minutes", where),
         disk_gb=_number(body["disk_gb"], "disk_gb", where),
@@ -187,6 +192,21 @@ def _parse_claim(body: Mapping[str, Any], spec: ExperimentSpec, where: str) -> C
         measured_on=str(body.get("measured_on", "")),
         not_comparable=_text(body, "not_comparable", where) if "not_comparable" in body else "",
     )
+
+
+def _check_together(
+    kind: ClaimKind, operator: MetricOperator, statistic: str, repeats: int, where: str
+) -> None:
+    """What does not go together. Raises ClaimsError."""
+    if (kind is ClaimKind.ORDERING) != (operator is MetricOperator.ORDER):
+        raise ClaimsError(f"{where}: an ordering is of 'order', and nothing else is")
+    if statistic in _RATES and operator is not MetricOperator.VALUE:
+        raise ClaimsError(f"{where}: '{statistic}' is a share of one selection: use 'value'")
+    if kind is ClaimKind.EQUIVALENCE and repeats < _LEAST_FOR_EQUIVALENCE:
+        raise ClaimsError(
+            f"{where}: an equivalence needs minimum_repeats >= {_LEAST_FOR_EQUIVALENCE}",
+            why="fewer processes have no interval, and nothing else tells that figures are equal",
+        )
 
 
 def _parse_selection(text: str, spec: ExperimentSpec, where: str) -> Selection:
@@ -221,14 +241,30 @@ def _parse_expected(
         _only(body, ("figure", "tolerance", "minimum", "maximum"), place)
         numbers = {key: _number(value, key, place) for key, value in body.items()}
         expectation = Expectation(**numbers)
-        if kind in (ClaimKind.VALUE, ClaimKind.RATIO) and (
-            expectation.figure is None or expectation.tolerance is None
-        ):
-            raise ClaimsError(f"{place}: a {kind.value} needs 'figure' and 'tolerance'")
-        if kind is ClaimKind.BOUND and expectation.minimum is None and expectation.maximum is None:
-            raise ClaimsError(f"{place}: a bound needs 'minimum' or 'maximum'")
+        _check_expectation(expectation, kind, place)
         expected[target] = expectation
     return expected
+
+
+def _check_expectation(expectation: Expectation, kind: ClaimKind, place: str) -> None:
+    """That the kind has what it is judged by, and that not every figure is allowed."""
+    figure, tolerance = expectation.figure, expectation.tolerance
+    least, most = expectation.minimum, expectation.maximum
+    bounded = least is not None or most is not None
+    if kind in (ClaimKind.VALUE, ClaimKind.RATIO) and (figure is None or tolerance is None):
+        raise ClaimsError(f"{place}: a {kind.value} needs 'figure' and 'tolerance'")
+    if kind is ClaimKind.BOUND and not bounded:
+        raise ClaimsError(f"{place}: a bound needs 'minimum' or 'maximum'")
+    if kind is ClaimKind.TREND and figure is None and not bounded:
+        raise ClaimsError(f"{place}: a trend needs 'figure', 'minimum' or 'maximum'")
+    if kind is ClaimKind.EQUIVALENCE and tolerance is None:
+        raise ClaimsError(f"{place}: an equivalence needs 'tolerance'")
+    if tolerance is not None and tolerance <= 0:
+        raise ClaimsError(f"{place}: 'tolerance' should be more than 0, not {tolerance:g}")
+    if tolerance is not None and bounded:
+        raise ClaimsError(f"{place}: 'tolerance' does not go with 'minimum' and 'maximum'")
+    if least is not None and most is not None and least > most:
+        raise ClaimsError(f"{place}: the minimum {least:g} is more than the maximum {most:g}")
 
 
 def _text(body: Mapping[str, Any], key: str, where: str) -> str:
@@ -241,6 +277,8 @@ def _text(body: Mapping[str, Any], key: str, where: str) -> str:
 def _number(value: Any, key: str, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ClaimsError(f"{where}: '{key}' should be a number, not {value!r}")
+    if not math.isfinite(value):
+        raise ClaimsError(f"{where}: '{key}' should be a finite number, not {value!r}")
     return float(value)
 
 

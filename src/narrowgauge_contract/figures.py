@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Sequence, Tuple
 if TYPE_CHECKING:
     from narrowgauge_contract.outcome import Metric
 
-__all__ = ["Figure", "figure", "fitting", "is_rate", "is_time", "median"]
+__all__ = ["COST_UNITS", "Figure", "figure", "fitting", "is_rate", "is_time", "median"]
 
 _TIME_UNITS = ("s", "ms", "us")
 #: Largest first, and how many of each are a second.
 _OF_A_SECOND = (("s", 1.0), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
 #: Units of what a user waits for or pays: the first of a series holds the warm-up.
-_COST_UNITS = (*_TIME_UNITS, "J", "W")
+COST_UNITS = (*_TIME_UNITS, "J", "W")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ def figure(metric: Metric) -> Figure:
     """
     if not metric.index:
         return Figure(median(metric.values), "median")
-    if is_rate(metric.unit) or metric.unit in _COST_UNITS:
+    if is_rate(metric.unit) or metric.unit in COST_UNITS:
         if len(metric.values) > 1:
             return Figure(median(metric.values[1:]), f"median without the first {metric.index}")
         return Figure(metric.values[0], f"the first {metric.index}, warm-up included")

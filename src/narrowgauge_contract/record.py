@@ -241,6 +241,8 @@ class Record:
 #: What must be equal before the rows of two records may be put into one statistic.
 MUST_AGREE = (
     "experiment",
+    "experiment_code",
+    "source",
     "parameters",
     "plan",
     "target",
@@ -379,6 +381,9 @@ def _agreement_facts(record: Record) -> Dict[str, Any]:
     sources = sorted({m.source for row in record.rows for m in row.metrics if m.unit == "J"})
     return {
         "experiment": record.experiment,
+        # Twelve digits of the hashes: enough to tell versions apart, and to be read out.
+        "experiment_code": record.hashes.experiment[:12],
+        "source": record.hashes.source[:12],
         "parameters": encode(record.parameters),
         # A built-in plan keeps its name where a later version of ours says something else in it.
         "plan": {name: document_hash(each)[:8] for name, each in (record.plan or {}).items()},

@@ -56,7 +56,8 @@ def test_every_kind_and_operator_is_read() -> None:
 @pytest.mark.parametrize("statistic", ["alarm-rate", "slower-rate"])
 def test_the_shares_of_comparisons_are_statistics(statistic: str) -> None:
     body = _claim()
-    body["metric"]["statistic"] = statistic
+    body["kind"] = "value"
+    body["metric"] = {"operator": "value", "of": ["tflops"], "statistic": statistic}
 
     [claim] = parse_claims({"claim": [body]}, _spec())
 
@@ -133,6 +134,55 @@ def test_a_bound_needs_a_bound() -> None:
 
     with pytest.raises(ClaimsError, match="a bound needs 'minimum' or 'maximum'"):
         parse_claims({"claim": [claim]}, _spec())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"expected": {"any": {"figure": float("nan"), "tolerance": 0.1}}}, "a finite number"),
+        ({"expected": {"any": {"figure": 1, "tolerance": float("inf")}}}, "a finite number"),
+        ({"minutes": float("inf")}, "'minutes' should be a finite number"),
+        ({"expected": {"any": {"figure": 1.0, "tolerance": 0}}}, "more than 0, not 0"),
+        ({"expected": {"any": {"figure": 1.0, "tolerance": -0.1}}}, "more than 0, not -0.1"),
+        (
+            {"expected": {"any": {"figure": 1.0, "tolerance": 0.1, "maximum": 9.0}}},
+            "'tolerance' does not go with",
+        ),
+        (
+            {"kind": "bound", "expected": {"any": {"minimum": 2, "maximum": 1}}},
+            "the minimum 2 is more than the maximum 1",
+        ),
+        ({"kind": "trend", "expected": {"any": {}}}, "a trend needs 'figure'"),
+        ({"kind": "equivalence", "minimum_repeats": 6, "expected": {"any": {"figure": 1.0}}},
+         "an equivalence needs 'tolerance'"),
+        ({"kind": "equivalence", "minimum_repeats": 5}, "minimum_repeats >= 6"),
+        ({"kind": "equivalence"}, "minimum_repeats >= 6"),
+        ({"kind": "ordering", "expected": {"any": {}}}, "an ordering is of 'order'"),
+        (
+            {"kind": "trend", "metric": {"operator": "order", "of": ["tflops", "tflops"]}},
+            "an ordering is of 'order', and nothing else is",
+        ),
+        (
+            {"metric": {"operator": "ratio", "of": ["tflops"] * 2, "statistic": "alarm-rate"}},
+            "'alarm-rate' is a share of one selection",
+        ),
+    ],
+)  # fmt: skip
+def test_what_allows_everything_or_nothing_is_refused(
+    changes: Dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ClaimsError, match=message) as caught:
+        parse_claims({"claim": [{**_claim(), **changes}]}, _spec(), where="claims.toml")
+
+    assert "claims.toml claim 1" in caught.value.what
+
+
+def test_bounds_may_meet() -> None:
+    claim = {**_claim(), "kind": "bound", "expected": {"any": {"minimum": 2, "maximum": 2}}}
+
+    [parsed] = parse_claims({"claim": [claim]}, _spec())
+
+    assert parsed.expected["any"] == Expectation(minimum=2.0, maximum=2.0)
 
 
 def test_two_claims_cannot_share_an_id() -> None:

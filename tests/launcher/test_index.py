@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from result_cases import job, record_of, recorded
+from result_cases import host, job, record_of, recorded
 
 import narrowgauge.index.database as module
 from narrowgauge.index import INDEX_FILE, Index, Listed
 from narrowgauge.store import RunFolder, Store
-from narrowgauge_contract.codec import write_json_atomic
-from narrowgauge_contract.outcome import Outcome
+from narrowgauge_contract.events import EventKind, EventLog, read_events
+from narrowgauge_contract.outcome import Status
+from narrowgauge_contract.record import compose
 
 
 def _listed(root: Path, **chosen: str) -> tuple[Listed, ...]:
@@ -191,24 +192,102 @@ def test_a_figure_that_was_edited_is_seen_by_the_first_digest(tmp_path: Path) ->
         assert "edited after it was recorded" in run.problem
 
 
-def test_a_figure_that_was_edited_is_seen_by_the_outcome(tmp_path: Path) -> None:
-    folder = Store(tmp_path).new_run(job())
-    record = record_of(folder)
-    inside = record.inside
-    outcome = Outcome(
-        1, record.run_id, record.status, 0, record.rows, inside, "b" * 64, "c" * 64, 1e9, 1e9, 1.0
-    )
-    write_json_atomic(folder.outcome_path, outcome)
-    folder.write_record(record)
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ("99.0", "99.9", "rows"),
+        ('"torch": "2.13.0"', '"torch": "2.12.0"', "inside"),
+        ('"accelerator": null', '"accelerator": "NVIDIA H200"', "inside"),
+        ('"profile": "short"', '"profile": "paper"', "profile"),
+        ('"target": "cpu"', '"target": "desktop-next"', "target"),
+        ('"synthetic": false', '"synthetic": true', "synthetic"),
+        ("b" * 64, "a" * 64, "hashes"),
+        ('"seconds": 190.0', '"seconds": 19.0', "seconds"),
+    ],
+)
+def test_what_was_edited_is_seen_by_the_job_and_the_outcome(
+    tmp_path: Path, before: str, after: str, named: str
+) -> None:
+    folder = recorded(tmp_path)
     assert not _listed(tmp_path)[0].problem
-    _edit(folder, "99.0", "99.9")
+    _edit(folder, before, after)
     (tmp_path / INDEX_FILE).unlink()  # whatever the index knew
 
     (run,) = _listed(tmp_path)
 
     assert run.status == "damaged"
     assert "was edited" in run.problem
+    assert named in run.problem
     assert str(folder.outcome_path) in run.problem
+
+
+def test_a_complete_run_without_an_outcome_is_refused_and_a_killed_one_is_not(
+    tmp_path: Path,
+) -> None:
+    folder = recorded(tmp_path)
+    folder.outcome_path.unlink()
+    killed = Store(tmp_path).new_run(job("20261122T100000Z-toy-bbbbbb"))
+    whole = host(exit_code=137, status=Status.UNFINISHED)
+    killed.write_record(compose(killed.job(), None, (), whole))
+
+    found = {run.run_id: run for run in _listed(tmp_path)}
+
+    assert "outcome.json is not there" in found[folder.name].problem
+    assert found[killed.name].status == "unfinished"
+
+
+@pytest.mark.parametrize("outcome", ["half", "another run's"])
+def test_a_useless_outcome_leaves_the_events_to_compare_with(tmp_path: Path, outcome: str) -> None:
+    folder = Store(tmp_path).new_run(job())
+    planned = folder.job().rows[0]
+    head = {"repeat": 0, "seed": planned.seed, "parameters": planned.parameters}
+    taken = {
+        "name": "accuracy", "unit": "%", "source": "count", "values": [99.0], "index": "",
+        "conditions": {},
+    }  # fmt: skip
+    with EventLog(folder.events_path) as log:
+        log.emit(EventKind.ROW_START, 0, **head)
+        log.emit(EventKind.METRIC, 0, **taken)
+        log.emit(EventKind.ROW_END, 0, status="complete", seconds=1.0)
+    if outcome == "half":
+        folder.outcome_path.write_text('{"format": 1')
+    else:
+        record_of(folder)
+        text = folder.outcome_path.read_text()
+        folder.outcome_path.write_text(text.replace(folder.name, "20200101T000000Z-toy-ffffff"))
+    failed = host(exit_code=11, status=Status.FAILED)
+    folder.write_record(compose(folder.job(), None, read_events(folder.events_path), failed))
+    assert not _listed(tmp_path)[0].problem
+    (tmp_path / INDEX_FILE).unlink()
+    _edit(folder, "99.0", "99.9")
+
+    (run,) = _listed(tmp_path)
+
+    assert "other values of rows" in run.problem
+    assert str(folder.events_path) in run.problem
+
+
+def test_text_that_no_json_has_equal_is_compared_as_values(tmp_path: Path) -> None:
+    """An outcome that writes its numbers otherwise is the same outcome."""
+    folder = recorded(tmp_path)
+    outcome = json.loads(folder.outcome_path.read_text())
+    outcome["rows"][0].pop("error")  # a default, which a reader fills in
+    folder.outcome_path.write_text(json.dumps(outcome))
+
+    assert not _listed(tmp_path)[0].problem
+
+
+def test_half_a_copy_does_not_brand_the_whole(tmp_path: Path) -> None:
+    folder = recorded(tmp_path)
+    whole = folder.record_path.read_bytes()
+    folder.record_path.chmod(0o644)
+    folder.record_path.write_bytes(whole[:500])
+    assert _listed(tmp_path)[0].status == "damaged"
+    folder.record_path.write_bytes(whole)
+
+    (run,) = _listed(tmp_path)
+
+    assert (run.status, run.problem) == ("complete", "")
 
 
 def test_a_touched_record_of_the_same_bytes_is_none_the_worse(tmp_path: Path) -> None:

@@ -27,9 +27,10 @@ from result_cases import host
 
 from narrowgauge.judge.judging import Unmeasured, judge
 from narrowgauge.judge.model import Judgement
-from narrowgauge_contract.claims import Claim, Verdict
+from narrowgauge_contract.claims import Claim, Expectation, Verdict
 from narrowgauge_contract.outcome import Metric
-from narrowgauge_contract.record import ImageFacts, Record
+from narrowgauge_contract.record import Hashes, ImageFacts, Record
+from narrowgauge_contract.spec import ExperimentSpec
 
 
 def judged(one: Claim, *records: Record, **more: Any) -> Judgement:
@@ -106,13 +107,67 @@ def test_a_bound(expected: dict[str, float], verdict: Verdict) -> None:
 
 def test_equivalence_is_not_the_lack_of_a_difference() -> None:
     def equal(tolerance: float) -> Claim:
-        return claim(kind="equivalence", expected={"any": {"tolerance": tolerance}})
+        expected = {"any": {"tolerance": tolerance}}
+        return claim(kind="equivalence", expected=expected, minimum_repeats=6)
 
     same = both(eager=tuple(v * 1.001 for v in reversed(FAST)))
 
     assert judged(equal(0.2), same).verdict is Verdict.REPRODUCED
     assert judged(equal(0.001), same).verdict is Verdict.UNSTABLE
     assert judged(equal(0.2), both()).verdict is Verdict.NOT_REPRODUCED
+    estimate = judged(equal(0.2), same).estimate
+    assert estimate is not None
+    assert estimate.coverage == 0.90  # two one-sided tests at 5 %
+    assert "(90 % interval " in judged(equal(0.2), same).reason
+    assert "(95 % interval " in judged(claim(), both()).reason
+
+
+def test_too_few_processes_tell_no_equivalence() -> None:
+    """By the parser there are six; a claim that was made otherwise gets no verdict for less."""
+    expected = {"any": {"tolerance": 0.2}}
+    ratio = {"operator": "ratio", "of": ["time{engine=eager}", "time{engine=own}"]}
+    six = claim(kind="equivalence", expected=expected, minimum_repeats=6, metric=ratio)
+    few = dataclasses.replace(six, minimum_repeats=3)
+
+    for eager in (FAST, SLOW):
+        found = judged(few, both(eager=eager[:5], own=tuple(reversed(FAST[:5]))))
+        assert found.verdict is Verdict.UNSTABLE
+        assert "fewer than 6" in found.reason
+        assert "do not tell that figures agree" in found.reason
+        assert found.flip == "enough repeats for an interval"
+    # An extreme has none, however many there are.
+    metric = {**ratio, "statistic": "max"}
+    extreme = claim(kind="equivalence", expected=expected, minimum_repeats=6, metric=metric)
+    found = judged(extreme, both(eager=tuple(reversed(FAST))))
+    assert found.verdict is Verdict.UNSTABLE
+    assert "only an interval tells that figures agree" in found.reason
+    # That six do not differ at all is no lack of an interval.
+    assert judged(six, both(eager=(1.0,) * 6, own=(1.0,) * 6)).verdict is Verdict.REPRODUCED
+
+
+def test_a_claim_that_allows_any_figure_is_not_judged() -> None:
+    anything = dataclasses.replace(bound_claim(minimum=1.0), expected={"any": Expectation()})
+
+    found = judged(anything, both())
+
+    assert (found.verdict, found.reason) == (Verdict.INVALID, "the claim allows any figure")
+
+
+def test_a_mean_is_that_of_a_processs_samples() -> None:
+    metric = {"operator": "value", "of": ["time{engine=own}"], "statistic": "mean"}
+    one = record({"own": (1.0, 1.0, 1.0)})
+    for each in one.rows:
+        samples = dataclasses.replace(each.metrics[0], values=(1.0, 1.0, 4.0))
+        one = changed_row(one, each.index, metrics=(samples,))
+    warm = one
+    for each in one.rows:
+        epochs = dataclasses.replace(each.metrics[0], index="epoch", values=(9.0, 1.0, 1.0, 4.0))
+        warm = changed_row(warm, each.index, metrics=(epochs,))
+
+    for found in (judged(value_claim(2.0, metric=metric), r) for r in (one, warm)):
+        assert found.verdict is Verdict.REPRODUCED
+        assert found.estimate is not None
+        assert found.estimate.per_repeat == (2.0, 2.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +275,17 @@ def test_one_side_alone_is_skipped_and_named() -> None:
     assert found.reason == "no run has measured time{engine=eager}"
 
 
+def test_a_side_whose_rows_are_all_invalid_is_invalid_and_not_skipped() -> None:
+    eager = [r.index for r in both().rows if r.parameters["engine"] == "eager"]
+
+    found = judged(claim(), invalid(both(), *eager))
+
+    assert found.verdict is Verdict.INVALID
+    assert found.reason == "no valid row of time{engine=eager}: 6 rows are INVALID"
+    # An invalid row of the side that was measured is no reason for the other to lack.
+    assert judged(claim(), invalid(record({"own": FAST}), 0)).verdict is Verdict.SKIPPED
+
+
 def test_a_claim_that_nothing_can_be_held_against() -> None:
     found = judged(claim(not_comparable="it is of another protocol"), both())
 
@@ -300,6 +366,39 @@ def test_an_absolute_figure_of_other_hardware_is_not_applicable() -> None:
     assert judged(value_claim(device="epyc"), both()).verdict is Verdict.REPRODUCED
 
 
+@pytest.mark.parametrize(
+    ("ran_on", "device", "same"),
+    [
+        ("NVIDIA GeForce GTX 1080", "GeForce GTX 1080", True),
+        ("NVIDIA GeForce GTX 1080 Ti", "GeForce GTX 1080", False),
+        ("NVIDIA GeForce GTX 1080 with Max-Q Design", "GeForce GTX 1080 with Max-Q", True),
+        ("NVIDIA GeForce RTX 2080 SUPER", "RTX 2080", False),
+        ("NVIDIA GeForce RTX 4090 D", "RTX 4090", False),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 4090", False),
+        ("NVIDIA GeForce RTX 4090 Desktop", "RTX 4090", True),
+        ("Tesla V100-SXM2-16GB", "tesla v100", True),
+        ("NVIDIA H200", "NVIDIA H20", False),
+    ],
+)
+def test_a_device_is_named_by_whole_words(ran_on: str, device: str, *, same: bool) -> None:
+    assert judged(claim(device=device), both(device=ran_on)).device_matches is same
+
+
+def test_what_ran_on_the_cpu_is_no_figure_of_the_hosts_gpu() -> None:
+    facts = host()
+    gpus = ({"name": "NVIDIA H200"},)
+    facts = dataclasses.replace(facts, machine=dataclasses.replace(facts.machine, gpus=gpus))
+    one = both(facts=facts)
+
+    assert judged(value_claim(device="NVIDIA H200"), one).verdict is Verdict.NOT_APPLICABLE
+    # Where nobody looked from inside, the one GPU of the host is what it was; of two, who knows.
+    blind = dataclasses.replace(one, inside=None)
+    assert judged(claim(device="NVIDIA H200"), blind).device_matches
+    machine = dataclasses.replace(facts.machine, gpus=gpus * 2)
+    two = dataclasses.replace(blind, host=dataclasses.replace(facts, machine=machine))
+    assert not judged(claim(device="NVIDIA H200"), two).device_matches
+
+
 def test_a_target_without_an_expectation_gets_the_shape_of_another() -> None:
     desktop = claim(expected={"desktop": {"figure": 2.0, "tolerance": 0.1}})
 
@@ -325,7 +424,8 @@ def test_made_up_data_and_played_energy_do_not_count() -> None:
 
 
 def _two(**changes: Any) -> tuple[Record, Record]:
-    older = both(run_id="20261121T100000Z-race-aaaaaa", eager=SLOW[:3], own=FAST[:3])
+    slow, fast = (tuple(v + 0.001 for v in values[:3]) for values in (SLOW, FAST))
+    older = both(run_id="20261121T100000Z-race-aaaaaa", eager=slow, own=fast)
     return older, both(run_id="20261122T100000Z-race-bbbbbb", **changes)
 
 
@@ -337,6 +437,37 @@ def test_records_that_agree_are_put_together() -> None:
     assert found.estimate.repeats == 9
     assert found.runs == ("20261122T100000Z-race-bbbbbb", "20261121T100000Z-race-aaaaaa")
     assert found.disagreements == ()
+
+
+def test_a_copy_of_a_run_is_no_further_repeat() -> None:
+    copy = dataclasses.replace(both(), run_id="20261122T100000Z-race-bbbbbb")
+
+    found = judged(claim(minimum_repeats=7), both(), copy)
+
+    assert found.verdict is Verdict.INVALID
+    assert "6 valid repeats of the 7" in found.reason
+    assert found.runs == (copy.run_id,)
+    assert {each.why for each in found.exclusions} == {f"the same samples are in {copy.run_id}"}
+
+
+def test_a_figure_without_a_clock_counts_once_per_seed() -> None:
+    def accuracies(run_id: str, *values: float) -> Record:
+        one = record({"own": values}, run_id=run_id)
+        for each in one.rows:
+            metric = dataclasses.replace(each.metrics[0], unit="%", source="count")
+            one = changed_row(one, each.index, metrics=(metric,))
+        return one
+
+    older = accuracies("20261121T100000Z-race-aaaaaa", 1.0, 1.1, 1.2, 1.3)
+    newer = accuracies("20261122T100000Z-race-bbbbbb", 1.01, 1.1, 1.2)
+
+    found = judged(value_claim(1.1, 0.3), older, newer)
+
+    assert found.estimate is not None
+    assert found.estimate.per_repeat == (1.01, 1.1, 1.2, 1.3)
+    assert {(each.run, each.row, each.why) for each in found.exclusions} == {
+        (older.run_id, i, f"the same seed was measured in {newer.run_id}") for i in range(3)
+    }
 
 
 @pytest.mark.parametrize(
@@ -378,6 +509,8 @@ def test_every_checked_fact_is_checked() -> None:
         "power_mode": dataclasses.replace(one, host=mode),
         "energy_source": dataclasses.replace(one, rows=joules),
         "plan": dataclasses.replace(one, plan={"p": {"a": 1}}),
+        "source": dataclasses.replace(one, hashes=Hashes(None, "d" * 64, "c" * 64)),
+        "experiment_code": dataclasses.replace(one, hashes=Hashes(None, "b" * 64, "d" * 64)),
     }
     for fact, other in others.items():
         later = dataclasses.replace(other, run_id="20261122T100000Z-race-bbbbbb")
@@ -395,24 +528,85 @@ def test_rows_of_other_settings_than_the_profiles_do_not_count() -> None:
     assert judged(claim(), both(limit=60.0)).verdict is Verdict.REPRODUCED
 
 
-def test_of_settings_that_the_claim_leaves_open_the_worst_counts() -> None:
+def _batches(*batches: int) -> ExperimentSpec:
+    """The race, whose short profile has these batches."""
     spec = race()
-    short = dataclasses.replace(spec.profiles["short"], values={"batch": (1, 8)})
-    spec = dataclasses.replace(spec, profiles={**spec.profiles, "short": short})
-    good, bad = both(), both(eager=FAST, batch=8)
-    rows = tuple(dataclasses.replace(r, index=i) for i, r in enumerate((*good.rows, *bad.rows)))
-    mixed = dataclasses.replace(good, rows=rows, parameters={**good.parameters, "batch": [1, 8]})
+    short = dataclasses.replace(spec.profiles["short"], values={"batch": batches})
+    return dataclasses.replace(spec, profiles={**spec.profiles, "short": short})
 
-    found = judge(claim(), spec, [mixed])
+
+def _both_batches(**second: Any) -> Record:
+    """Twelve rows at batch 1, and twelve at batch 8."""
+    one, other = both(), both(batch=8, **second)
+    rows = tuple(dataclasses.replace(r, index=i) for i, r in enumerate((*one.rows, *other.rows)))
+    return dataclasses.replace(one, rows=rows, parameters={**one.parameters, "batch": [1, 8]})
+
+
+def test_of_settings_that_the_claim_leaves_open_the_worst_counts() -> None:
+    found = judge(claim(), _batches(1, 8), [_both_batches(eager=FAST)])
 
     assert found.verdict is Verdict.NOT_REPRODUCED
     assert "at batch=8, the worst of 2 settings" in found.reason
 
 
+def test_a_setting_whose_rows_are_all_invalid_is_not_passed_over() -> None:
+    spoiled = invalid(_both_batches(), *range(12, 24))
+
+    found = judge(claim(), _batches(1, 8), [spoiled])
+
+    assert (found.verdict, found.reason) == (Verdict.INVALID, "no valid row at batch=8")
+    assert found.estimate is None
+    # A run that makes it good makes the claim good.
+    later = dataclasses.replace(
+        both(batch=8), run_id="20261122T100000Z-race-bbbbbb", parameters=spoiled.parameters
+    )
+    assert judge(claim(), _batches(1, 8), [spoiled, later]).verdict is Verdict.REPRODUCED
+    # What was lost on another host says nothing of this one.
+    elsewhere = dataclasses.replace(spoiled, target="desktop")
+    both_here = dataclasses.replace(_both_batches(), run_id="20261122T100000Z-race-bbbbbb")
+    assert judge(claim(), _batches(1, 8), [elsewhere, both_here]).verdict is Verdict.REPRODUCED
+
+
+def test_one_side_of_a_setting_that_is_invalid_loses_the_setting() -> None:
+    eager = [r.index for r in _both_batches().rows[12:] if r.parameters["engine"] == "eager"]
+
+    found = judge(claim(), _batches(1, 8), [invalid(_both_batches(), *eager)])
+
+    assert (found.verdict, found.reason) == (Verdict.INVALID, "no valid row at batch=8")
+
+
+def test_a_setting_that_was_never_attempted_keeps_it_from_being_reproduced() -> None:
+    found = judge(claim(), _batches(1, 8, 64), [_both_batches()])
+
+    assert found.verdict is Verdict.REPRODUCED_TREND
+    assert "2 of 3 settings of the profile were measured" in found.reason
+    assert "a run of the whole profile short" in found.flip
+    # One that does not exist here was attempted.
+    some = _both_batches()
+    for each in skipped(both(batch=64)).rows:
+        rows = (*some.rows, dataclasses.replace(each, index=len(some.rows)))
+        some = dataclasses.replace(some, rows=rows)
+    assert judge(claim(), _batches(1, 8, 64), [some]).verdict is Verdict.REPRODUCED
+
+
+def test_a_larger_profile_that_was_measured_whole_is_enough() -> None:
+    spec = _batches(1, 8)
+    paper = dataclasses.replace(spec.profiles["paper"], values={"epochs": (4,), "batch": (64, 256)})
+    spec = dataclasses.replace(spec, profiles={**spec.profiles, "paper": paper})
+    one, other = both(batch=64), both(batch=256)
+    rows = tuple(dataclasses.replace(r, index=i) for i, r in enumerate((*one.rows, *other.rows)))
+
+    assert judge(claim(), spec, [dataclasses.replace(one, rows=rows)]).verdict is Verdict.REPRODUCED
+
+
+def test_an_invalid_row_of_a_setting_nobody_asked_for_costs_nothing() -> None:
+    spoiled = invalid(_both_batches(), *range(12, 24))
+
+    assert judge(claim(), _batches(1), [spoiled]).verdict is Verdict.REPRODUCED
+
+
 def test_a_selection_that_names_less_than_another_is_no_repeat() -> None:
-    spec = race()
-    short = dataclasses.replace(spec.profiles["short"], values={"batch": (1, 8)})
-    spec = dataclasses.replace(spec, profiles={**spec.profiles, "short": short})
+    spec = _batches(1, 8)
     one = both()
     for each in one.rows:
         batch = 8 if each.parameters["engine"] == "eager" and each.repeat > 2 else 1
@@ -450,6 +644,19 @@ def test_two_modes_that_do_not_are_told_of_and_no_more() -> None:
     found = judged(bound_claim(maximum=9.0), _bimodal(1.0, 2.0))
 
     assert found.verdict is Verdict.REPRODUCED
+    assert "two modes" in found.bimodal
+
+
+def test_of_settings_the_one_whose_modes_decide_is_worse_than_one_that_is_inside() -> None:
+    """Although the other's figure lies nearer to the edge."""
+    modal, near = _bimodal(1.0, 2.0), record({"own": (1.69, 1.69, 1.69)}, batch=8)
+    rows = tuple(dataclasses.replace(r, index=i) for i, r in enumerate((*modal.rows, *near.rows)))
+    mixed = dataclasses.replace(modal, rows=rows, parameters={**modal.parameters, "batch": [1, 8]})
+
+    found = judge(bound_claim(maximum=1.7), _batches(1, 8), [mixed])
+
+    assert found.verdict is Verdict.UNSTABLE
+    assert "at batch=1, the worst of 2 settings" in found.reason
     assert "two modes" in found.bimodal
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+import pytest
 from test_reproduce_run import CLAIM, Reproduce, ng
 
 from narrowgauge.judge.gather import all_claims
+from narrowgauge.reproduce.carrying import Carried, Means, carry_out
+from narrowgauge.reproduce.journal import Journal
 from narrowgauge.reproduce.kicking import kick_claims
-from narrowgauge.reproduce.planning import Here
+from narrowgauge.reproduce.planning import Here, ReproducePlan
 from narrowgauge_contract.claims import Verdict
 from narrowgauge_contract.errors import ExitCode
 
@@ -53,3 +57,28 @@ def test_this_checkout_has_some_for_a_laptop() -> None:
     for each in chosen:
         assert each.claim.minutes <= 3
         assert not each.spec.requires_accelerator
+
+
+def test_time_is_kept_for_judging_and_what_was_stopped_has_its_report_too(
+    ng: Reproduce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _without_data(ng)
+    claims = ng.root / "experiments" / "tiny" / "claims.toml"
+    claims.write_text(CLAIM.format(name="good", width=0, figure=1.0))
+    limits: list[float | None] = []
+
+    def stopped(
+        plan: ReproducePlan, journal: Journal, means: Means, *, limit_s: float | None = None
+    ) -> Carried:
+        limits.append(limit_s)
+        done = carry_out(plan, journal, means, limit_s=limit_s)
+        return dataclasses.replace(done, stopped=True)
+
+    monkeypatch.setattr("narrowgauge.reproduce.carrying.carry_out", stopped)
+    code, told = ng("kick", "--executor", "native")
+
+    assert code == ExitCode.INTERRUPTED, told
+    assert limits[0] is not None
+    assert 27 * 60 < limits[0] <= 30 * 60 - 60
+    assert "tiny" in (ng.results / "report.html").read_text()
+    assert "kick took" in told

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from judge_cases import both, changed_sample
+from result_cases import outcome_of
 from rich.console import Console
 
 from narrowgauge.checkout import Checkout
@@ -103,7 +105,8 @@ class Replay:
 
     def keep(self, record: Record) -> Path:
         path = self.checkout.results / "race" / record.run_id / "record.json"
-        path.parent.mkdir(parents=True)
+        (path.parent / "out").mkdir(parents=True)
+        write_json_atomic(path.parent / "out" / "outcome.json", outcome_of(record))
         write_record(path, record)
         return path
 
@@ -189,8 +192,8 @@ def test_changing_one_stored_sample_flips_the_verdict_that_it_should_and_no_othe
 ) -> None:
     before = judge_stored(ng.checkout, ng.store)
     path = ng.checkout.results / "race" / "20261121T100000Z-race-aaaaaa" / "record.json"
-    path.unlink()
-    write_json_atomic(path, changed_sample(both(run_id=path.parent.name), 1, 1.105))
+    shutil.rmtree(path.parent)
+    ng.keep(changed_sample(both(run_id=path.parent.name), 1, 1.105))
     (ng.checkout.results / ".index.sqlite").unlink()  # which knows the first bytes
 
     after = judge_stored(ng.checkout, ng.store)

@@ -12,6 +12,7 @@ import time
 from html.parser import HTMLParser
 from pathlib import Path
 
+import judge_cases
 import pytest
 import report_cases as cases
 from hypothesis import given, settings
@@ -20,7 +21,9 @@ from markdown_it import MarkdownIt
 from result_cases import recorded
 
 from narrowgauge.errors import UsageError
+from narrowgauge.judge.judging import judge
 from narrowgauge.judge.model import Estimate, Judged
+from narrowgauge.report.assembled import assemble, assemble_page
 from narrowgauge.report.cards import card_of, find_cards
 from narrowgauge.report.content import ORDER, Report, build
 from narrowgauge.report.html import content_policy_of, html_report
@@ -33,7 +36,7 @@ from narrowgauge.report.markdown import (
     markdown_report,
     update_block,
 )
-from narrowgauge.report.picture import claim_picture
+from narrowgauge.report.picture import _bounds, claim_picture
 from narrowgauge.report.tabular import COLUMNS, csv_report, json_report
 from narrowgauge.report.words import (
     estimate_words,
@@ -44,7 +47,7 @@ from narrowgauge.report.words import (
     when,
 )
 from narrowgauge.store import Store
-from narrowgauge_contract.claims import ClaimKind, Expectation, Verdict
+from narrowgauge_contract.claims import ClaimKind, Expectation, MetricOperator, Verdict
 from narrowgauge_contract.codec import decode, dumps
 from narrowgauge_contract.outcome import Metric
 
@@ -219,6 +222,45 @@ def test_any_expectation_and_figure_can_be_drawn(expectation: Expectation, figur
 
     assert picture.startswith("<svg")
     assert "nan" not in picture.partition(">")[2]
+
+
+def test_the_band_of_an_equivalence_is_what_judging_allows() -> None:
+    """As many times less as more: 1 / 1.5 to 1.5, not 0.5 to 1.5."""
+    same = {"kind": ClaimKind.EQUIVALENCE, "operator": MetricOperator.RATIO}
+    expectation = Expectation(tolerance=0.5)
+    claim = cases.claim(expected={"any": expectation}, **same)
+    drawn = _bounds(expectation, claim)
+
+    assert drawn == (pytest.approx(1 / 1.5), 1.0, 1.5)
+
+
+def test_the_interval_of_an_equivalence_is_called_by_its_coverage() -> None:
+    found = cases.judgement(Verdict.REPRODUCED)
+    assert found.estimate is not None
+    narrow = dataclasses.replace(found.estimate, coverage=0.9)
+    report = cases.report(cases.judged([dataclasses.replace(found, estimate=narrow), found]))
+    equal, other = report.claims
+
+    assert equal.spread == "1.48 to 1.53 (90 % interval)"
+    assert other.spread == "1.48 to 1.53"
+    for text in (html_report(report), markdown_report(report), claim_picture(equal)):
+        assert "90 % interval" in text
+    assert r"90 \% interval 1.48" in latex_report(report)
+    assert "90 % interval" not in claim_picture(other)
+
+
+def test_an_order_is_told_from_the_smallest_to_the_largest() -> None:
+    one = judge_cases.claim(
+        kind="ordering",
+        metric={"operator": "order", "of": ["time{engine=own}", "time{engine=eager}"]},
+        expected={"any": {}},
+    )
+    found = judge(one, judge_cases.race(), [judge_cases.both()])
+    report = cases.report(cases.judged([found]))
+
+    assert report.claims[0].here == "own < eager"
+    assert "found, smallest first" in html_report(report)
+    assert "time{engine=own} &lt; time{engine=eager}" in html_report(report)
 
 
 def test_a_figure_that_is_no_number_is_not_drawn() -> None:
@@ -463,6 +505,19 @@ def test_a_lean_reading_gives_the_card_of_the_whole_record(tmp_path: Path) -> No
     (found,) = find_cards([folder.name], Store(tmp_path), None)
 
     assert found == (folder.name, card_of(folder.record()))
+
+
+def test_records_that_were_read_are_not_read_again(tmp_path: Path) -> None:
+    folder = recorded(tmp_path)
+    found = cases.judged([cases.judgement(Verdict.REPRODUCED, runs=(folder.name,))])
+    record = folder.record()
+    store = Store(tmp_path)
+    looked_up = assemble(found, store, None)
+    assert assemble_page(found, store, None) == html_report(looked_up)
+    folder.record_path.unlink()
+
+    assert assemble(found, store, None, {"toy": (record,)}) == looked_up
+    assert assemble(found, store, None).missing
 
 
 @pytest.mark.parametrize("rows", [None, 3, [None], [{"metrics": 3}], [{"metrics": [3]}]])

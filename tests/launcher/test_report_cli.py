@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -18,8 +19,23 @@ import report_cases as cases
 from result_cases import recorded
 
 from narrowgauge.cli.app import run_program
+from narrowgauge.cli.options import checkout_of
+from narrowgauge.judge.gather import (
+    all_claims,
+    choose_claims,
+    judge_records,
+    judge_with_records,
+    read_stored,
+)
+from narrowgauge.noise import Floors
+from narrowgauge.report.cards import card_of
+from narrowgauge.store import Store
 from narrowgauge_contract.codec import dumps
 from narrowgauge_contract.errors import ExitCode
+from narrowgauge_contract.job import resolve
+from narrowgauge_contract.outcome import Outcome
+from narrowgauge_contract.record import compose, load_record
+from narrowgauge_contract.spec import load_spec
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,6 +98,71 @@ def test_the_stored_records_are_judged_where_nothing_else_is_said(
     assert (code, errors) == (0, "")
     assert "Verdicts on 0 claims" in (tmp_path / "results" / "report.html").read_text()
     assert "report.html" in capsys.readouterr().out
+
+
+def _many(results: Path, count: int) -> None:
+    """Runs of mnist with 40 rows, their jobs and their outcomes, in the mould of its reference."""
+    path = next((ROOT / "experiments" / "mnist" / "reference").glob("*/*.json.gz"))
+    whole = load_record(path)
+    assert len(whole.rows) == 40
+    outcome = Outcome(
+        1, whole.run_id, whole.status, whole.exit_code, whole.rows, whole.inside,
+        whole.hashes.source, whole.hashes.experiment, whole.started_utc or 0.0,
+        whole.ended_utc or 0.0, whole.seconds or 0.0,
+    )  # fmt: skip
+    spec = load_spec(ROOT / "experiments" / "mnist" / "experiment.toml")
+    plain = resolve(
+        spec, {}, profile="paper", target=whole.target, seed=whole.seed, run_id=whole.run_id
+    )
+    job = dataclasses.replace(
+        plain, profile=whole.profile, parameters=whole.parameters, synthetic=whole.synthetic,
+        data_sets=whole.data_sets, spec=whole.spec, plan=whole.plan,
+    )  # fmt: skip
+    texts = {
+        "job.json": dumps(job),
+        "out/outcome.json": dumps(outcome),
+        "record.json": dumps(compose(job, outcome, (), whole.host)),
+    }
+    for number in range(count):
+        name = f"20260101T{number // 60:02}{number % 60:02}00Z-mnist-{number:06x}"
+        folder = results / "mnist" / name
+        (folder / "out").mkdir(parents=True)
+        for file, text in texts.items():
+            (folder / file).write_text(text.replace(whole.run_id, name))
+
+
+def test_a_part_of_each_record_gives_the_verdicts_of_the_whole(tmp_path: Path) -> None:
+    _many(tmp_path, 2)
+    store, checkout = Store(tmp_path), checkout_of(ROOT)
+    lean, records = judge_with_records(checkout, store, ["mnist"], clock=lambda: 0.0)
+    chosen = choose_claims(all_claims(checkout.experiments), ["mnist"])
+    read = read_stored(store, ["mnist"])
+    whole = judge_records(chosen, read, lean.occasion, Floors.in_store(store))
+
+    assert lean == whole
+    assert any(each.runs for each in lean.judgements)
+    parts, entires = (each.by_experiment["mnist"] for each in (records, read))
+    for part, entire in zip(parts, entires, strict=True):
+        assert card_of(part) == card_of(entire)
+        assert not part.spec
+        assert len(dumps(part)) < len(dumps(entire))
+
+
+@pytest.mark.slow
+def test_a_thousand_runs_of_forty_rows_are_reported_in_little_memory(tmp_path: Path) -> None:
+    """The command itself; by its own processor time, since others may share the machine."""
+    _many(tmp_path / "results", 1000)
+    words = ["report", "--project", str(ROOT), "--results", str(tmp_path / "results")]
+    began = subprocess.Popen([sys.executable, "-m", "narrowgauge", *words])
+    _, status, used = os.wait4(began.pid, 0)
+    began.returncode = os.waitstatus_to_exitcode(status)
+
+    assert began.returncode == 0
+    assert used.ru_maxrss < 500 * 1024, "KiB"
+    # Half of what it took on two busy cores when every record was decoded and written out again.
+    assert used.ru_utime < 50
+    page = (tmp_path / "results" / "report.html").read_text()
+    assert page.count('class="card"') >= 1
 
 
 def test_a_page_is_filled_and_checked(world: list[str], tmp_path: Path) -> None:

@@ -227,3 +227,16 @@ def test_claims_are_named_by_id_by_both_or_by_experiment() -> None:
     assert choose_claims(known, []) == known
     with pytest.raises(UnknownNameError, match="mnist-fp32-accuracy"):
         choose_claims(known, ["mnist-fp32-acuracy"])
+
+
+@pytest.mark.parametrize(
+    ("name", "planned"),
+    [("NVIDIA GeForce GTX 1080", 1), ("NVIDIA GeForce GTX 1080 Ti", 0)],
+)
+def test_another_product_of_a_name_is_not_the_device(name: str, planned: int) -> None:
+    claims = _claimed(value_claim(device="GeForce GTX 1080"))
+    here = Here("cpu", ("EPYC", name), accelerator=True)
+
+    plan = plan_runs(claims, here, order_seed=1, seed=0, cooldown_s=0.0)
+
+    assert len(plan.steps) == planned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -15,17 +16,20 @@ from pathlib import Path
 
 import fake_lab
 import pytest
+from judge_cases import SLOW, both
 
 from narrowgauge import environment
 from narrowgauge.cli.app import run_program
 from narrowgauge.judge.gather import load_judged
 from narrowgauge.judge.model import Judged
-from narrowgauge.reproduce.journal import Journal, Note, new_journal, newest_journal
-from narrowgauge.reproduce.planning import ReproducePlan, Step
+from narrowgauge.reproduce.conclude import _newest_of_each
+from narrowgauge.reproduce.journal import Journal, Note, new_journal, unfinished_journal
+from narrowgauge.reproduce.planning import PLAN_FORMAT, ReproducePlan, Step
 from narrowgauge.store import Store
 from narrowgauge_contract.claims import Verdict
 from narrowgauge_contract.errors import ExitCode, NarrowgaugeError
 from narrowgauge_contract.outcome import Status
+from narrowgauge_contract.record import Record
 
 CLAIM = """
 [[claim]]
@@ -135,10 +139,66 @@ def test_resume_of_a_finished_one_runs_nothing_again(ng: Reproduce) -> None:
     ng(*_quick("good"))
     runs = ng.judged.run_ids
 
-    code, told = ng("reproduce", "--resume")
+    (plan,) = ng.results.glob("reproduce/*/plan.json")
+    seconds = ng.judged.occasion.seconds
+
+    code, told = ng("reproduce", "--resume", plan.parent.name)
 
     assert code == ExitCode.OK, told
     assert ng.judged.run_ids == runs
+    assert len(list(Store(ng.results).all())) == 1
+    assert seconds is not None
+    assert seconds <= (ng.judged.occasion.seconds or 0.0)  # of both together
+    # Without a name, there is nothing that was cut short.
+    code, told = ng("reproduce", "--resume")
+    assert code == ExitCode.USAGE
+    assert "nothing to resume" in told
+    assert "the 1 that were begun there are finished" in told
+
+
+def test_a_budget_that_was_spent_can_be_gone_on_from(ng: Reproduce) -> None:
+    """And what is gone on with runs as it was begun: natively, here."""
+    code, told = ng(*_quick("good", "fails", "--budget", "13s", "--order-seed", "7"))
+    assert code == ExitCode.OK, told
+    (journal,) = (Journal(path) for path in (ng.results / "reproduce").iterdir())
+    assert (journal.plan().executor, journal.plan().on) == ("native", None)
+    (journal.path / "judged").unlink()
+    (journal.path / "journal.jsonl").write_text("")  # as if no time had been left for any
+
+    code, told = ng("reproduce", "--resume", "--budget", "1m")
+
+    assert code == ExitCode.OK, told
+    assert ng.verdicts == {"good": Verdict.REPRODUCED, "fails": Verdict.INVALID}
+    assert journal.finished
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--seed", "1"), ("--on", "cpu"), ("--executor", "native"), ("--data", "d"), ("--all",),
+        ("--cooldown", "0"), ("--order-seed", "3"), ("--lab-python", "python3"),
+    ],
+)  # fmt: skip
+def test_what_was_said_at_the_beginning_is_not_said_again(
+    ng: Reproduce, option: tuple[str, ...]
+) -> None:
+    code, told = ng("reproduce", "--resume", *option)
+
+    assert code == ExitCode.USAGE
+    assert f"{option[0]} does not go with --resume" in told
+
+
+def test_a_claim_that_is_gone_is_told_of_before_anything_runs(ng: Reproduce) -> None:
+    ng(*_quick("good"))
+    (journal,) = (Journal(path) for path in (ng.results / "reproduce").iterdir())
+    (journal.path / "journal.jsonl").write_text("")
+    path = ng.root / "experiments" / "tiny" / "claims.toml"
+    path.write_text(path.read_text().replace('"good"', '"other"'))
+
+    code, told = ng("reproduce", "--resume", journal.name)
+
+    assert code == ExitCode.USAGE
+    assert "tiny/good" in told
     assert len(list(Store(ng.results).all())) == 1
 
 
@@ -157,13 +217,28 @@ def test_json_is_what_was_judged(ng: Reproduce) -> None:
         (("goood",), "did you mean 'good'"),
         (("good", "--budget", "soon"), "'soon' is no time"),
         (("good", "--budget", "0m"), "is no time"),
-        (("--resume", "good"), "--resume takes the claims"),
-        (("--resume",), "nothing to resume"),
         (("good", "--on", "jetsn"), "did you mean 'jetson'"),
     ],
 )
 def test_what_a_user_got_wrong(ng: Reproduce, words: tuple[str, ...], said: str) -> None:
     code, told = ng(*_quick(*words))
+
+    assert code == ExitCode.USAGE
+    assert said in told
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("good",), "--resume takes the name of what was cut short, and 'good' is none"),
+        (("a", "b"), "--resume takes one name"),
+        ((), "nothing to resume"),
+    ],
+)
+def test_what_a_user_got_wrong_in_going_on(
+    ng: Reproduce, words: tuple[str, ...], said: str
+) -> None:
+    code, told = ng("reproduce", "--resume", *words)
 
     assert code == ExitCode.USAGE
     assert said in told
@@ -251,7 +326,7 @@ def test_an_interrupt_keeps_what_is_done_and_resume_goes_on(ng: Reproduce) -> No
     before = set(ng.judged.run_ids)
     _heal(ng)
 
-    code, told = ng("reproduce", "--resume", "--executor", "native")
+    code, told = ng("reproduce", "--resume")
 
     assert code == ExitCode.OK, told
     assert set(ng.verdicts.values()) == {Verdict.REPRODUCED}
@@ -280,7 +355,7 @@ def test_a_kill_loses_no_finished_record_and_resume_goes_on(ng: Reproduce) -> No
     os.kill(json.loads(open_[0].handle_path.read_text())["identity"]["pid"], signal.SIGKILL)
     _heal(ng)
 
-    code, told = ng("reproduce", "--resume", "--executor", "native")
+    code, told = ng("reproduce", "--resume")
 
     assert code == ExitCode.OK, told
     assert "taking over" in told
@@ -311,7 +386,7 @@ def test_two_at_once_take_turns_and_corrupt_nothing(ng: Reproduce) -> None:
 
 def _journal(tmp_path: Path) -> Journal:
     step = Step("tiny", "smoke", (), ("tiny/good",), 1.0, 0.1)
-    plan = ReproducePlan(1, ("tiny/good",), (step,), (), 1, 0, 0.0, None)
+    plan = ReproducePlan(PLAN_FORMAT, ("tiny/good",), (step,), (), 1, 0, 0.0, None)
     return new_journal(tmp_path, plan)
 
 
@@ -320,7 +395,7 @@ def test_the_journal_keeps_notes_in_order(tmp_path: Path) -> None:
     for note in (Note(0, "a"), Note(1, "b"), Note(0, "a", seconds=1.0), Note(0, "c")):
         journal.add(note)
 
-    assert newest_journal(tmp_path) == journal
+    assert unfinished_journal(tmp_path) == journal
     assert journal.runs_of(0) == ("a", "c")
     assert journal.plan().steps[0].experiment == "tiny"
 
@@ -335,6 +410,56 @@ def test_a_line_that_a_kill_cut_short_costs_no_other(tmp_path: Path, tail: bytes
 
     assert journal.runs_of(0) == ("a",)
     assert journal.runs_of(1) == ("b",)
+
+
+def test_a_short_write_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = _journal(tmp_path)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:5]))
+
+    journal.add(Note(0, "a-run"))
+
+    assert journal.notes() == (Note(0, "a-run"),)
+
+
+def test_seconds_are_those_of_every_start(tmp_path: Path) -> None:
+    journal = _journal(tmp_path)
+    journal.add(Note(0, "a", seconds=3.0))
+    journal.add_session(5.0)  # with its pauses
+    journal.add(Note(1, "b", seconds=2.0))  # and then it was killed
+
+    assert journal.seconds() == 7.0
+    assert journal.runs_of(0) == ("a",)
+
+
+def test_the_newest_that_is_not_finished_is_gone_on_with(tmp_path: Path) -> None:
+    journals = sorted((_journal(tmp_path) for _ in range(3)), key=lambda each: each.name)
+    journals[2].finish(Path("judged.json"))
+
+    assert [each.finished for each in journals] == [False, False, True]
+    assert unfinished_journal(tmp_path) == journals[1]
+    assert unfinished_journal(tmp_path, journals[2].name) == journals[2]
+    for each in journals[:2]:
+        each.finish(Path("judged.json"))
+    with pytest.raises(NarrowgaugeError, match="nothing to resume"):
+        unfinished_journal(tmp_path)
+
+
+def test_of_a_step_that_was_tried_twice_one_record_counts(tmp_path: Path) -> None:
+    first, second = (
+        both(run_id=f"2026112{day}T100000Z-race-aaaaaa", eager=tuple(v + day for v in SLOW))
+        for day in (1, 2)
+    )
+    cut = dataclasses.replace(second, status=Status.INTERRUPTED)
+    other = dataclasses.replace(first, run_id="x", parameters={"epochs": 9})
+
+    def kept(*records: Record) -> list[Record]:
+        return list(_newest_of_each(records, {each.run_id: 0 for each in records}))
+
+    assert kept(first, second) == [second]
+    assert kept(first, cut) == [first]  # the newest that is whole
+    assert kept(dataclasses.replace(first, status=Status.FAILED), cut) == [cut]
+    assert kept(first, other) == [first, other]  # a step of two runs
 
 
 def test_many_writers_lose_no_line(tmp_path: Path) -> None:

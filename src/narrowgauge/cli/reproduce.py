@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +48,11 @@ _COOLDOWN_S = 10.0
 _KICK_S = 30 * 60.0
 #: As much of it is planned, by what claims cost on their own hardware; a laptop may be slower.
 _KICK_PLANNED_S = 10 * 60.0
+#: As much of it is kept for the end of the last run, judging, and the report.
+_KICK_CLOSING_S = 90.0
 _LARGEST_SEED = 2**31
+#: What may be said beside `--resume`: where it is, and for how long it may go on.
+_WITH_RESUME = ("claim", "resume", "budget", "dry_run", "results", "project", "as_json")
 
 
 def register(app: typer.Typer) -> None:
@@ -59,6 +64,7 @@ def register(app: typer.Typer) -> None:
 
 
 def reproduce(
+    context: typer.Context,
     claim: _Claims = None,
     all_: Annotated[bool, typer.Option("--all", help="Every claim.")] = False,
     budget: Annotated[
@@ -66,7 +72,11 @@ def reproduce(
         typer.Option("--budget", metavar="TIME", help="At most so long: 45s, 30m, 2h."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the newest one that was cut short.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the newest one that was cut short, or with the one of that name.",
+        ),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan with its time and disk, run nothing.")
@@ -88,16 +98,14 @@ def reproduce(
 ) -> None:
     """Run what claims need and judge them: a verdict each."""
     from narrowgauge.errors import UsageError
-    from narrowgauge.reproduce.journal import newest_journal
 
     world = world_of(project)
     root = results_root(results, world.checkout)
     chosen = order_seed if order_seed is not None else secrets.randbelow(_LARGEST_SEED)
+    limit_s = None
     if resume:
-        if claim or all_:
-            raise UsageError("--resume takes the claims of what was cut short, and no others")
-        journal = newest_journal(root)
-        plan = journal.plan()
+        journal = _resumed(context, claim or [], root)
+        plan, limit_s = journal.plan(), seconds_of(budget)
     else:
         if all_ == bool(claim):
             raise UsageError("name the claims to reproduce, or say --all")
@@ -106,13 +114,12 @@ def reproduce(
             world, claim or [], on=on, executor=executor, budget_s=seconds_of(budget),
             cooldown_s=cooldown, order_seed=chosen, seed=seed,
         )  # fmt: skip
+        plan = _placed(plan, on=on, executor=executor, data=data, lab_python=lab_python)
     _tell(plan)
     if dry_run:
         return
-    means = _means(
-        world, root, data, on=on, executor=executor, lab_python=lab_python, as_json=as_json
-    )
-    _carry(plan, journal, means, as_json=as_json)
+    means = _means(world, root, plan, as_json=as_json)
+    _carry(plan, journal, means, as_json=as_json, limit_s=limit_s)
 
 
 def kick(
@@ -142,15 +149,19 @@ def kick(
         cooldown_s=1.0,
         budget_s=_KICK_PLANNED_S,
     )
+    plan = _placed(plan, on=on, executor=executor, data=data, lab_python=lab_python)
     _tell(plan)
-    means = _means(
-        world, root, data, on=on, executor=executor, lab_python=lab_python, as_json=False
-    )
-    left = _KICK_S - (time.monotonic() - begun)
-    judged = _carry(plan, None, means, as_json=False, limit_s=left)
-    print(write_report(judged, world.checkout, root))
-    took = time.monotonic() - begun
-    note(f"kick took {duration(took)} of {duration(_KICK_S)}")
+    means = _means(world, root, plan, as_json=False)
+
+    def close(judged: Judged) -> None:
+        print(write_report(judged, world.checkout, root))
+
+    left = _KICK_S - _KICK_CLOSING_S - (time.monotonic() - begun)
+    try:
+        _carry(plan, None, means, as_json=False, limit_s=left, close=close)
+    finally:
+        took = time.monotonic() - begun
+        note(f"kick took {duration(took)} of {duration(_KICK_S)}")
 
 
 def explain(
@@ -166,6 +177,7 @@ def explain(
 ) -> None:
     """What was claimed, how it is tested, what was found, what would change the verdict."""
     from narrowgauge.judge.gather import judge_references, judge_stored
+    from narrowgauge.reproduce.occasions import labelled, occasions_in
     from narrowgauge.reproduce.show import REPLAY_LABEL, explain_lines
     from narrowgauge.store import Store
     from narrowgauge_contract.codec import dumps
@@ -175,12 +187,12 @@ def explain(
     judged = (
         judge_references(checkout, [claim])
         if references
-        else judge_stored(checkout, store, [claim])
+        else labelled(judge_stored(checkout, store, [claim]), occasions_in(store.root))
     )
     if as_json:
         print(dumps(judged), end="")
         return
-    if references:
+    if judged.occasion.replay:
         print(REPLAY_LABEL)
     for judgement in judged.judgements:
         print("\n".join(explain_lines(judgement)))
@@ -278,27 +290,58 @@ def _tell(plan: ReproducePlan) -> None:
         note(line)
 
 
-def _means(
-    world: World,
-    root: Path,
-    data: Path | None,
+def _resumed(context: typer.Context, words: list[str], root: Path) -> Journal:
+    """What `--resume` goes on with: all else was said when it began. Raises UsageError."""
+    from narrowgauge.errors import UsageError
+    from narrowgauge.reproduce.journal import unfinished_journal
+
+    if len(words) > 1:
+        raise UsageError("--resume takes one name, of what was cut short, and no claims")
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and name not in _WITH_RESUME:
+            raise UsageError(
+                f"{parameter.opts[0]} does not go with --resume",
+                why="what is gone on with is measured as it was begun",
+                next_step="leave it out, or begin anew without --resume",
+            )
+    return unfinished_journal(root, words[0] if words else None)
+
+
+def _placed(
+    plan: ReproducePlan,
     *,
     on: str | None,
     executor: str,
+    data: Path | None,
     lab_python: Path | None,
-    as_json: bool,
-) -> Means:
+) -> ReproducePlan:
+    """The plan with where it runs, so that what goes on with it later runs there too."""
+    import dataclasses
+
+    return dataclasses.replace(
+        plan,
+        on=on,
+        executor=executor,
+        data=None if data is None else str(data.absolute()),
+        lab_python=None if lab_python is None else str(lab_python.absolute()),
+    )
+
+
+def _means(world: World, root: Path, plan: ReproducePlan, *, as_json: bool) -> Means:
     from narrowgauge.reproduce.carrying import Means
     from narrowgauge.store import Store
 
     return Means(
         world=world,
         store=Store(root),
-        data=data_root(data),
+        data=data_root(None if plan.data is None else Path(plan.data)),
         reporter=_reporter(as_json),
-        on=on,
-        executor=executor,
-        lab_python=lab_python,
+        on=plan.on,
+        executor=plan.executor,
+        lab_python=None if plan.lab_python is None else Path(plan.lab_python),
     )
 
 
@@ -309,29 +352,36 @@ def _carry(
     *,
     as_json: bool,
     limit_s: float | None = None,
-) -> Judged:
-    """Run a plan, judge it, keep and print that. Raises Interrupted where somebody stopped it."""
+    close: Callable[[Judged], None] | None = None,
+) -> None:
+    """Run a plan, judge it, keep and print that, and `close` with it. Raises Interrupted at the end
+    of all that where somebody stopped it."""
     from narrowgauge.errors import Interrupted
     from narrowgauge.reproduce.carrying import carry_out, check_disk
-    from narrowgauge.reproduce.conclude import conclude, keep
+    from narrowgauge.reproduce.conclude import claims_of, conclude, keep
     from narrowgauge.reproduce.journal import new_journal
     from narrowgauge_contract.codec import dumps
 
+    chosen = claims_of(plan, means.world.checkout)
     check_disk(plan, means.store.root)
     journal = journal or new_journal(means.store.root, plan)
     carried = carry_out(plan, journal, means, limit_s=limit_s)
-    judged = conclude(plan, carried, means.world.checkout, means.store)
+    judged = conclude(plan, chosen, carried, means.world.checkout, means.store)
     path = keep(judged, means.store.root, journal.name)
+    if carried.finished:
+        journal.finish(path)
     if as_json:
         print(dumps(judged), end="")
     else:
         _print(judged, every=False)
     note(f"judged: {path}")
+    if close is not None:
+        close(judged)
     if carried.stopped:
         raise Interrupted(
-            "stopped before every run was done", next_step="narrowgauge reproduce --resume"
+            "stopped before every run was done",
+            next_step=f"narrowgauge reproduce --resume {journal.name}",
         )
-    return judged
 
 
 def _print(judged: Judged, *, every: bool) -> None:

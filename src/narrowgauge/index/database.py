@@ -90,7 +90,9 @@ class Index:
         for run in runs:
             stamp = _stamp(str(self.root / run.folder))
             if stamp is not None and stamp != (run.size, run.mtime_ns):
-                stale.append(_read(self.root, run.folder, *stamp, run.digest))
+                # One that could not be read may have been half a copy: its digest binds nobody.
+                first = run.digest if run.rows is not None else ""
+                stale.append(_read(self.root, run.folder, *stamp, first))
         self._write((), stale)
         return bool(stale)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from narrowgauge.index.untouched import check_untouched
 from narrowgauge.store import Entry, RunFolder, RunState, age_of, read_entry, status_word
-from narrowgauge_contract.codec import dumps
 from narrowgauge_contract.errors import DamagedRecordError, NarrowgaugeError
-from narrowgauge_contract.record import Record
+from narrowgauge_contract.record import parse_record
 
-__all__ = ["Listed", "check_untouched", "listed"]
+__all__ = ["Listed", "check_untouched", "digest_of_bytes", "listed"]
 
 #: Longer than any sentence of ours; a record is anybody's text.
 _MOST_TEXT = 2000
@@ -43,7 +44,7 @@ class Listed:
 
 def listed(root: Path, folder: RunFolder, size: int, mtime_ns: int) -> Listed:
     """Read a run for the index. Never raises for a damaged one: its problem is what is kept."""
-    entry = _checked(read_entry(folder))
+    entry, digest = _read_once(folder)
     headline, entry = _headline(entry)
     record = entry.record
     inside = record.inside if record else None
@@ -51,7 +52,7 @@ def listed(root: Path, folder: RunFolder, size: int, mtime_ns: int) -> Listed:
         folder=str(folder.path.relative_to(root)),
         size=size,
         mtime_ns=mtime_ns,
-        digest=digest_of(folder.record_path) if size >= 0 else "",
+        digest=digest if size >= 0 else "",
         age=age_of(folder),
         run_id=folder.name,
         experiment=entry.experiment,
@@ -71,24 +72,14 @@ def listed(root: Path, folder: RunFolder, size: int, mtime_ns: int) -> Listed:
 def digest_of(path: Path) -> str:
     """sha256 of a file; empty where it cannot be read, which reading the record says better."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return digest_of_bytes(path.read_bytes())
     except OSError:
         return ""
 
 
-def check_untouched(folder: RunFolder, record: Record) -> None:
-    """Raise DamagedRecordError where the rows are not those of the outcome beside the record.
-
-    A record is composed from the outcome, once: whoever changes a figure in one alone is seen.
-    """
-    outcome = folder.outcome()
-    # By text, in which NaN equals itself.
-    if outcome is not None and dumps(outcome.rows) != dumps(record.rows):
-        raise DamagedRecordError(
-            f"{folder.record_path} was edited: its rows are not those of {folder.outcome_path}",
-            why="a record is composed from the outcome once, and never changed after",
-            next_step="run it again; neither of the two can be trusted",
-        )
+def digest_of_bytes(raw: bytes) -> str:
+    """sha256, as the index keeps it."""
+    return hashlib.sha256(raw).hexdigest()
 
 
 def _headline(entry: Entry) -> tuple[str, Entry]:
@@ -104,11 +95,17 @@ def _headline(entry: Entry) -> tuple[str, Entry]:
         return "", Entry(entry.folder, RunState.DAMAGED, problem=foreign)
 
 
-def _checked(entry: Entry) -> Entry:
-    if entry.record is None:
-        return entry
+def _read_once(folder: RunFolder) -> tuple[Entry, str]:
+    """A run, checked, and the digest of its record, of which one reading serves all three."""
     try:
-        check_untouched(entry.folder, entry.record)
+        raw = folder.record_path.read_bytes()
+        document = json.loads(raw)
+        record = parse_record(document, str(folder.record_path))
+    except (OSError, ValueError, RecursionError, NarrowgaugeError):
+        # Not recorded, or damaged: what reads it for everybody says what is wrong with it.
+        return read_entry(folder), digest_of(folder.record_path)
+    try:
+        check_untouched(folder, record, document)
     except NarrowgaugeError as error:
-        return Entry(entry.folder, RunState.DAMAGED, problem=error)
-    return entry
+        return Entry(folder, RunState.DAMAGED, problem=error), digest_of_bytes(raw)
+    return Entry(folder, RunState.RECORDED, record=record), digest_of_bytes(raw)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from narrowgauge.judge.model import Exclusion
+from narrowgauge.judge.settings import (
+    Coverage,
+    Key,
+    coverage_of,
+    key_of,
+    label_of,
+    named_by,
+    varying_in,
+)
 from narrowgauge.statistics import word
 from narrowgauge_contract.claims import Claim, Selection
+from narrowgauge_contract.figures import is_time
 from narrowgauge_contract.job import SYNTHETIC
 from narrowgauge_contract.outcome import Row, Status
 from narrowgauge_contract.record import Record, disagreements
@@ -39,10 +50,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What may be put together for a claim. `lacking`: the selections that no valid row is of.
+    """What may be put together for a claim. `lacking`: the selections that no valid row is of, and
+    `spoiled` those of them that have rows which may not be used.
 
-    `ambiguous`: why the rows of a selection are no repeats of one thing; empty where they are.
-    `skipped`: what the host lacked, where that kept a row from being measured.
+    `lost`: the settings at which rows were measured and none may be used; `coverage`: how many of
+    the settings of the claim's profile were measured. `ambiguous`: why the rows of a selection are
+    no repeats of one thing; empty where they are. `skipped`: what the host lacked, where that kept
+    a row from being measured.
     """
 
     records: tuple[Record, ...] = ()
@@ -51,15 +65,26 @@ class Evidence:
     skipped: str = ""
     ambiguous: str = ""
     lacking: tuple[str, ...] = ()
+    spoiled: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    coverage: Coverage = field(default_factory=Coverage)
     exclusions: tuple[Exclusion, ...] = ()
     disagreements: tuple[str, ...] = ()
 
 
 @dataclass
-class _Tally:
-    """What was left out while records were looked through."""
+class _Looked:
+    """What one record says of a claim: rows by selection, and what was left out of it.
 
+    `lost` and `attempted` are settings; `spoiled` are the selections' labels.
+    """
+
+    record: Record
+    sides: list[list[Measured]] = field(default_factory=list)
     exclusions: list[Exclusion] = field(default_factory=list)
+    lost: set[Key] = field(default_factory=set)
+    attempted: set[Key] = field(default_factory=set)
+    spoiled: set[str] = field(default_factory=set)
     invalid: int = 0
     skipped: str = ""
 
@@ -71,45 +96,115 @@ def evidence_for(claim: Claim, spec: ExperimentSpec, records: Sequence[Record]) 
     where each parameter that the claim leaves open has a value of the claim's profile or of a
     larger one; those in seconds say how long is measured, not what, and may be anything.
     """
-    tally = _Tally()
     open_values = _profile_values(spec, claim.profile)
-    found: list[tuple[Record, list[list[Measured]]]] = []
-    for record in sorted(records, key=lambda each: each.run_id, reverse=True):
-        if record.experiment == spec.id:
-            sides = [_side(record, each, open_values, tally) for each in claim.selections]
-            if any(sides):
-                found.append((record, sides))
-    if not found:
-        left_out = tuple(dict.fromkeys(tally.exclusions))
-        return Evidence(invalid=tally.invalid, skipped=tally.skipped, exclusions=left_out)
-    newest = found[0][0]
-    fixed = set.intersection(*(set(each.where) for each in claim.selections))
-    lines: list[str] = []
-    joined: list[tuple[Record, list[list[Measured]]]] = []
-    for record, sides in found:
-        apart = list(_named_apart(newest, record, fixed))
-        lines += [f"{newest.run_id} / {record.run_id}: {line}" for line in apart]
-        if apart:
-            why = f"it differs from {newest.run_id} in {_facts_of(apart)}"
-            tally.exclusions.append(Exclusion(record.run_id, None, why))
-        else:
-            joined.append((record, sides))
-    sides = [[m for _, each in joined for m in each[i]] for i in range(len(claim.selections))]
-    cases, ambiguous = _cases(claim, sides)
-    return Evidence(
-        records=tuple(record for record, _ in joined),
-        cases=cases,
-        invalid=tally.invalid,
-        skipped=tally.skipped,
-        ambiguous=ambiguous,
-        lacking=tuple(
-            selection_label(selection)
-            for selection, side in zip(claim.selections, sides, strict=True)
-            if not side
+    looked = [
+        _look(claim, record, open_values)
+        for record in sorted(records, key=lambda each: each.run_id, reverse=True)
+        if record.experiment == spec.id
+    ]
+    newest = next((each.record for each in looked if any(each.sides)), None)
+    if newest is None:
+        return Evidence(
+            invalid=sum(each.invalid for each in looked),
+            skipped=next((each.skipped for each in looked if each.skipped), ""),
+            exclusions=tuple(dict.fromkeys(e for each in looked for e in each.exclusions)),
+        )
+    joined, exclusions, lines = _agreeing(claim, newest, looked)
+    sides = _each_once(claim, joined, exclusions)
+    used = {m.run for side in sides for m in side}
+    return _evidence(
+        claim,
+        spec,
+        joined,
+        sides,
+        Evidence(
+            records=tuple(each.record for each in joined if each.record.run_id in used),
+            exclusions=tuple(dict.fromkeys(exclusions)),
+            disagreements=tuple(lines),
         ),
-        exclusions=tuple(dict.fromkeys(tally.exclusions)),
-        disagreements=tuple(lines),
     )
+
+
+def _agreeing(
+    claim: Claim, newest: Record, looked: Sequence[_Looked]
+) -> tuple[list[_Looked], list[Exclusion], list[str]]:
+    """What may be put together with the newest; all that is left out; and the facts that differ."""
+    fixed = set.intersection(*(set(each.where) for each in claim.selections))
+    joined: list[_Looked] = []
+    exclusions = [each for one in looked for each in one.exclusions]
+    lines: list[str] = []
+    for one in looked:
+        apart = list(_named_apart(newest, one.record, fixed))
+        if not apart:
+            joined.append(one)
+        elif any(one.sides):
+            lines += [f"{newest.run_id} / {one.record.run_id}: {line}" for line in apart]
+            why = f"it differs from {newest.run_id} in {_facts_of(apart)}"
+            exclusions.append(Exclusion(one.record.run_id, None, why))
+    return joined, exclusions, lines
+
+
+def _evidence(
+    claim: Claim,
+    spec: ExperimentSpec,
+    joined: Sequence[_Looked],
+    sides: Sequence[Sequence[Measured]],
+    known: Evidence,
+) -> Evidence:
+    """The rows by settings, and which settings were lost or never measured."""
+    keyed, cases, ambiguous = _cases(claim, sides)
+    lost = sorted({key for each in joined for key in each.lost} - set(keyed))
+    varying = varying_in([*keyed, *lost])
+    lacking = [
+        selection_label(selection)
+        for selection, side in zip(claim.selections, sides, strict=True)
+        if not side
+    ]
+    attempted = [key for each in joined for key in each.attempted]
+    return dataclasses.replace(
+        known,
+        cases=cases,
+        invalid=sum(each.invalid for each in joined),
+        skipped=next((each.skipped for each in joined if each.skipped), ""),
+        ambiguous=ambiguous,
+        lacking=tuple(lacking),
+        spoiled=tuple(name for name in lacking if any(name in each.spoiled for each in joined)),
+        lost=tuple(label_of(key, varying) or "the claim's setting" for key in lost),
+        coverage=coverage_of(claim, spec, keyed, attempted),
+    )
+
+
+def _each_once(
+    claim: Claim, joined: Sequence[_Looked], exclusions: list[Exclusion]
+) -> list[list[Measured]]:
+    """Every selection's rows, what was measured twice once: the newest counts.
+
+    With one seed and the same parameters, all but clocks and meters say the same again; of those,
+    rows that are the same bit for bit are copies.
+    """
+    sides: list[list[Measured]] = []
+    for i, selection in enumerate(claim.selections):
+        seen: dict[tuple[object, ...], str] = {}
+        side: list[Measured] = []
+        for each in (m for one in joined for m in one.sides[i]):
+            metric = each.row.metric(selection.metric)
+            assert metric is not None  # `_look` keeps only rows that have it
+            what = (key_of(each.row, ()), each.row.seed)
+            measured = _is_metered(metric.unit)
+            first = seen.setdefault((*what, repr(metric.values)) if measured else what, each.name)
+            if first == each.name:
+                side.append(each)
+                continue
+            run = first.partition("#")[0]
+            said = "the same samples are in" if measured else "the same seed was measured in"
+            exclusions.append(Exclusion(each.run, each.row.index, f"{said} {run}"))
+        sides.append(side)
+    return sides
+
+
+def _is_metered(unit: str) -> bool:
+    """Whether a clock or a power meter gave the figure, so that it is new each time."""
+    return is_time(unit) or not {"J", "W"}.isdisjoint(unit.split("/"))
 
 
 def selection_label(selection: Selection) -> str:
@@ -130,37 +225,60 @@ def _profile_values(spec: ExperimentSpec, profile: str) -> dict[str, tuple[Any, 
     return values
 
 
+def _look(claim: Claim, record: Record, values: Mapping[str, tuple[Any, ...]]) -> _Looked:
+    """The rows of a record that the claim may use, by selection, and why it may not the others."""
+    looked = _Looked(record)
+    named = named_by(claim)
+    for selection in claim.selections:
+        looked.sides.append(_side(looked, selection, values, named))
+    return looked
+
+
 def _side(
-    record: Record, selection: Selection, values: Mapping[str, tuple[Any, ...]], tally: _Tally
+    looked: _Looked,
+    selection: Selection,
+    values: Mapping[str, tuple[Any, ...]],
+    named: Collection[str],
 ) -> list[Measured]:
-    """The rows of a record that a selection may use; the others that it names go to `tally`."""
     rows = []
+    record = looked.record
     for row in record.rows:
         if any(row.parameters.get(name) != value for name, value in selection.where.items()):
             continue
         if row.validity.valid and row.metric(selection.metric) is None:
             continue  # of another kind of row in the same experiment
-        why = _why_not(record, row, selection, values)
+        elsewhere = _not_asked(row, selection, values)
+        why = elsewhere or _why_not(record, row, selection, values)
         if not why:
             rows.append(Measured(record.run_id, row))
             continue
+        looked.exclusions.append(Exclusion(record.run_id, row.index, why))
+        if elsewhere:
+            continue
+        looked.attempted.add(key_of(row, named))
         if row.status is Status.SKIPPED:
-            tally.skipped = tally.skipped or why
+            looked.skipped = looked.skipped or why
         elif not row.validity.valid or row.status is not Status.COMPLETE:
-            tally.invalid += 1
-        tally.exclusions.append(Exclusion(record.run_id, row.index, why))
+            looked.invalid += 1
+            looked.lost.add(key_of(row, named))
+            looked.spoiled.add(selection_label(selection))
     return rows
+
+
+def _not_asked(row: Row, selection: Selection, values: Mapping[str, tuple[Any, ...]]) -> str:
+    """Why a row is of a setting that the claim does not speak of; empty where it is not."""
+    for name, value in row.parameters.items():
+        wanted = values.get(name)
+        if wanted is not None and name not in selection.where and value not in wanted:
+            listed = word(list(wanted))
+            return f"{name} is {word(value)}, and the claim's profile has {listed}"
+    return ""
 
 
 def _why_not(
     record: Record, row: Row, selection: Selection, values: Mapping[str, tuple[Any, ...]]
 ) -> str:
     """Why a row that a selection names does not count; empty where it does."""
-    for name, value in row.parameters.items():
-        wanted = values.get(name)
-        if wanted is not None and name not in selection.where and value not in wanted:
-            listed = word(list(wanted))
-            return f"{name} is {word(value)}, and the claim's profile has {listed}"
     if row.status is Status.SKIPPED and row.error is not None:
         return ": ".join(filter(None, (row.error.what, row.error.why)))
     if not row.validity.valid:
@@ -197,28 +315,26 @@ def _facts_of(lines: Sequence[str]) -> str:
     return ", ".join(line.partition(":")[0] for line in lines)
 
 
-def _cases(claim: Claim, sides: Sequence[Sequence[Measured]]) -> tuple[tuple[Case, ...], str]:
+def _cases(
+    claim: Claim, sides: Sequence[Sequence[Measured]]
+) -> tuple[list[Key], tuple[Case, ...], str]:
     """The selections' rows by what the claim leaves open; or why they are no repeats."""
-    named = {name for each in claim.selections for name in each.where}
-    keyed: list[dict[tuple[tuple[str, str], ...], list[Measured]]] = []
+    named = named_by(claim)
+    keyed: list[dict[Key, list[Measured]]] = []
     for selection, side in zip(claim.selections, sides, strict=True):
-        groups: dict[tuple[tuple[str, str], ...], list[Measured]] = {}
+        groups: dict[Key, list[Measured]] = {}
         for each in side:
-            free = {n: v for n, v in each.row.parameters.items() if n not in named}
-            groups.setdefault(tuple(sorted((n, repr(v)) for n, v in free.items())), []).append(each)
+            groups.setdefault(key_of(each.row, named), []).append(each)
         for group in groups.values():
             for name in sorted(named - set(selection.where)):
                 if len({repr(each.row.parameters.get(name)) for each in group}) > 1:
                     label = selection_label(selection)
-                    return (), f"{label} leaves {name} open, and the rows differ in it"
+                    return [], (), f"{label} leaves {name} open, and the rows differ in it"
         keyed.append(groups)
     shared = [key for key in keyed[0] if all(key in groups for groups in keyed)]
-    pairs = {pair for key in shared for pair in key}
-    varying = {name for name, value in pairs if any((name, value) not in key for key in shared)}
-    return tuple(
-        Case(_label(key, varying), tuple(tuple(groups[key]) for groups in keyed)) for key in shared
-    ), ""
-
-
-def _label(key: Sequence[tuple[str, str]], varying: set[str]) -> str:
-    return ", ".join(f"{name}={value.strip(chr(39))}" for name, value in key if name in varying)
+    varying = varying_in(shared)
+    cases = tuple(
+        Case(label_of(key, varying), tuple(tuple(groups[key]) for groups in keyed))
+        for key in shared
+    )
+    return shared, cases, ""

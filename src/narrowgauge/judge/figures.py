@@ -20,12 +20,12 @@ from narrowgauge.noise import Trials, trials_of
 from narrowgauge.statistics import COVERAGE, Interval, LogRatio
 from narrowgauge.statistics.ratios import LEAST
 from narrowgauge_contract.claims import Claim, ClaimKind, MetricOperator
-from narrowgauge_contract.figures import figure, is_time
+from narrowgauge_contract.figures import COST_UNITS, figure, is_rate, is_time
 from narrowgauge_contract.record import Record
 
-__all__ = ["Found", "Step", "found_in", "part_of", "parts_of", "steps_of"]
+__all__ = ["RATES", "Found", "Step", "found_in", "part_of", "parts_of", "steps_of"]
 
-_RATES = ("alarm-rate", "slower-rate")
+RATES = ("alarm-rate", "slower-rate")
 _EXTREMES = ("min", "max")
 _MEANS = ("mean", "last-mean")
 #: Two one-sided tests at 5 % are a 90 % interval within the margin.
@@ -51,6 +51,11 @@ class Found:
     bimodal: str = ""
     unknown: str = ""
 
+    @property
+    def all_equal(self) -> bool:
+        """Whether there is no interval only because no repeat differs from another."""
+        return len(set(self.estimate.per_repeat)) == 1
+
 
 @dataclass(frozen=True)
 class Step:
@@ -64,7 +69,7 @@ class Step:
 
 def found_in(claim: Claim, cases: Sequence[Case], records: Sequence[Record]) -> tuple[Found, ...]:
     """The claim's figure in each case; one over all of them for a rate and a geometric mean."""
-    if claim.statistic in _RATES:
+    if claim.statistic in RATES:
         return (_rate(claim, cases, records),)
     if claim.operator is MetricOperator.GEOMEAN:
         return (_geomean(claim, cases),)
@@ -104,6 +109,9 @@ def _process_figure(each: Measured, metric: str, statistic: str) -> float:
         return found.values[-1]
     if statistic in _EXTREMES:
         return min(found.values) if statistic == "min" else max(found.values)
+    if statistic == "mean":
+        warm = found.index and (is_rate(found.unit) or found.unit in COST_UNITS)
+        return plain.fmean(found.values[1:] if warm and len(found.values) > 1 else found.values)
     return figure(found).value
 
 
@@ -112,7 +120,9 @@ def _unit(side: Sequence[Measured], metric: str) -> str:
     return found.unit if found is not None else ""
 
 
-def _summary(figures: Sequence[float], statistic: str) -> tuple[float, Interval | None, str]:
+def _summary(
+    figures: Sequence[float], statistic: str, coverage: float = COVERAGE
+) -> tuple[float, Interval | None, str]:
     """Value, interval, and why there is none."""
     if any(map(math.isnan, figures)):
         return math.nan, None, "a figure is not a number"
@@ -124,10 +134,12 @@ def _summary(figures: Sequence[float], statistic: str) -> tuple[float, Interval 
         return value, None, f"{len(figures)} repeats, and fewer than {LEAST} do not tell"
     if min(figures) == max(figures):
         return value, None, "the repeats do not differ"
-    return value, _t_interval(figures) if mean else statistics.median_interval(figures), ""
+    if mean:
+        return value, _t_interval(figures, coverage), ""
+    return value, statistics.median_interval(figures), ""
 
 
-def _t_interval(figures: Sequence[float], coverage: float = COVERAGE) -> Interval:
+def _t_interval(figures: Sequence[float], coverage: float) -> Interval:
     from scipy.stats import t
 
     mean = plain.fmean(figures)
@@ -183,6 +195,7 @@ def _ratio(claim: Claim, case: Case) -> Found:
         per_repeat=per_repeat,
         rows=tuple(case.sides[0][i].name for i, _ in pairs or ()),
         no_interval=found.reason,
+        coverage=_coverage(claim),
     )
     spread = _spread(case, estimate, None if per_repeat else extremes)
     sides = [
@@ -196,11 +209,15 @@ def _ratio(claim: Claim, case: Case) -> Found:
     return dataclasses.replace(spread, modes=modes, bimodal=said, unknown=unknown)
 
 
+def _coverage(claim: Claim) -> float:
+    return _EQUIVALENCE_COVERAGE if claim.kind is ClaimKind.EQUIVALENCE else COVERAGE
+
+
 def _log_ratio(
     claim: Claim, tops: Sequence[float], bottoms: Sequence[float], *, paired: bool
 ) -> LogRatio:
     if claim.statistic not in (*_MEANS, *_EXTREMES):
-        coverage = _EQUIVALENCE_COVERAGE if claim.kind is ClaimKind.EQUIVALENCE else COVERAGE
+        coverage = _coverage(claim)
         return statistics.log_ratio_interval(tops, bottoms, paired=paired, coverage=coverage)
     if not all(math.isfinite(value) and value > 0 for value in (*tops, *bottoms)):
         return LogRatio(None, reason="a figure is not a positive number, so it has no logarithm")
@@ -211,7 +228,7 @@ def _log_ratio(
             reason = "the repeats are no pairs, and means of others have no interval here"
         return LogRatio(math.log(value), reason=reason)
     logs = [math.log(a / b) for a, b in zip(tops, bottoms, strict=True)]
-    value, interval, reason = _summary(logs, "mean")
+    value, interval, reason = _summary(logs, "mean", _coverage(claim))
     return LogRatio(value, interval, reason)
 
 

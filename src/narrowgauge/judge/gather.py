@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +11,9 @@ from pathlib import Path
 from narrowgauge.catalog import load_experiments
 from narrowgauge.checkout import Checkout, git_facts
 from narrowgauge.errors import UnknownNameError
-from narrowgauge.index import Index
-from narrowgauge.index.listed import check_untouched
+from narrowgauge.index import Index, Listed
+from narrowgauge.index.listed import check_untouched, digest_of_bytes
+from narrowgauge.judge.figures import RATES
 from narrowgauge.judge.judging import Unmeasured, judge
 from narrowgauge.judge.model import JUDGED_FORMAT, Judged, Occasion, Refused
 from narrowgauge.noise import Floors
@@ -20,7 +22,7 @@ from narrowgauge_contract import __version__
 from narrowgauge_contract.claims import Claim, load_claims
 from narrowgauge_contract.codec import decode, read_json
 from narrowgauge_contract.errors import DamagedRecordError, NarrowgaugeError
-from narrowgauge_contract.record import Record, load_record
+from narrowgauge_contract.record import Record, load_record, parse_record
 from narrowgauge_contract.spec import ExperimentSpec
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "judge_records",
     "judge_references",
     "judge_stored",
+    "judge_with_records",
     "load_judged",
     "occasion_of",
     "read_references",
@@ -39,6 +42,8 @@ __all__ = [
 ]
 
 CLAIMS_FILE = "claims.toml"
+#: Whether two records' energies are of one source is asked of every claim.
+_ENERGY = ("J", "W")
 
 
 @dataclass(frozen=True)
@@ -84,9 +89,18 @@ def choose_claims(known: Sequence[Claimed], words: Sequence[str]) -> tuple[Claim
     return tuple(each for each in known if not words or each.name in chosen)
 
 
-def read_stored(store: Store, experiments: Iterable[str], runs: Sequence[str] = ()) -> Records:
+def read_stored(
+    store: Store,
+    experiments: Iterable[str],
+    runs: Sequence[str] = (),
+    metrics: Mapping[str, frozenset[str]] | None = None,
+) -> Records:
     """The records of some experiments; with `runs`, of those alone. Damaged ones are refused by
-    name and the others read."""
+    name and the others read.
+
+    `metrics`: per experiment those that are asked for. The records of such an experiment come
+    without other metrics (but for energies), and without what no judgement or card shows.
+    """
     found: dict[str, tuple[Record, ...]] = {}
     refused: list[Refused] = []
     with Index(store.root) as index:
@@ -99,18 +113,63 @@ def read_stored(store: Store, experiments: Iterable[str], runs: Sequence[str] = 
                 if run.problem:
                     refused.append(Refused(str(folder.record_path), run.problem))
                     continue
-                _take(folder, records, refused)
+                asked = metrics.get(experiment) if metrics is not None else None
+                _take(folder, run, asked, records, refused)
             found[experiment] = tuple(records)
     return Records(found, tuple(refused))
 
 
-def _take(folder: RunFolder, records: list[Record], refused: list[Refused]) -> None:
+def _take(
+    folder: RunFolder,
+    run: Listed,
+    asked: frozenset[str] | None,
+    records: list[Record],
+    refused: list[Refused],
+) -> None:
     try:
-        record = folder.record()
-        check_untouched(folder, record)
+        record = None if asked is None else _lean_record(folder, run, asked)
+        if record is None:
+            record = folder.record()
+            check_untouched(folder, record)
         records.append(record)
     except (NarrowgaugeError, OSError) as error:
         refused.append(Refused(str(folder.record_path), str(error)))
+
+
+def _lean_record(folder: RunFolder, run: Listed, asked: frozenset[str]) -> Record | None:
+    """The record without what takes most of the time to decode and nobody asks for.
+
+    None where its bytes are not those that the index has seen whole and checked, of which alone a
+    part may be left unread.
+    """
+    raw = folder.record_path.read_bytes()
+    if digest_of_bytes(raw) != run.digest:
+        return None
+    document = json.loads(raw)
+    for row in document["rows"]:
+        row["side_files"] = []
+        row["metrics"] = [
+            each for each in row["metrics"] if each["name"] in asked or each["unit"] in _ENERGY
+        ]
+    lean = {**document, "spec": {}, "side_files": []}
+    if lean["inside"] is not None:
+        lean["inside"] = {**lean["inside"], "packages": {}}
+    if lean["host"] is not None:
+        lean["host"] = {**lean["host"], "log_tail": ""}
+    return parse_record(lean, str(folder.record_path))
+
+
+def _asked_for(claims: Iterable[Claimed]) -> dict[str, frozenset[str]]:
+    """Per experiment, the metrics that its claims are about; none of an experiment with a rate,
+    which counts comparisons whatever they are of."""
+    names: dict[str, set[str]] = {}
+    rates: set[str] = set()
+    for each in claims:
+        known = names.setdefault(each.spec.id, set())
+        known |= {selection.metric for selection in each.claim.selections}
+        if each.claim.statistic in RATES:
+            rates.add(each.spec.id)
+    return {spec: frozenset(known) for spec, known in names.items() if spec not in rates}
 
 
 def read_references(experiments: Path, names: Iterable[str]) -> Records:
@@ -159,10 +218,22 @@ def judge_stored(
     clock: Callable[[], float] = time.time,
 ) -> Judged:
     """Judge claims by what a results folder holds, now. Raises UnknownNameError, ClaimsError."""
+    return judge_with_records(checkout, store, words, replay=replay, clock=clock)[0]
+
+
+def judge_with_records(
+    checkout: Checkout,
+    store: Store,
+    words: Sequence[str] = (),
+    *,
+    replay: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> tuple[Judged, Records]:
+    """What `judge_stored` gives, and the records that it read, for their cards."""
     chosen = choose_claims(all_claims(checkout.experiments), words)
-    records = read_stored(store, {each.spec.id for each in chosen})
+    records = read_stored(store, {each.spec.id for each in chosen}, metrics=_asked_for(chosen))
     occasion = occasion_of(checkout, str(store.root), clock(), replay=replay)
-    return judge_records(chosen, records, occasion, Floors.in_store(store))
+    return judge_records(chosen, records, occasion, Floors.in_store(store)), records
 
 
 def judge_references(

@@ -15,12 +15,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from narrowgauge.judge.devices import device_of, matches_device
 from narrowgauge.judge.evidence import Case, Evidence, evidence_for
 from narrowgauge.judge.figures import Found, Step, found_in, parts_of, steps_of
 from narrowgauge.judge.model import Judgement, Sensitivity
 from narrowgauge.judge.rules import Place, Region, allowed, place_of, shape_of
 from narrowgauge.judge.words import (
     Cap,
+    Doubt,
     command_for,
     flip_of_ordering,
     flip_of_region,
@@ -29,11 +31,12 @@ from narrowgauge.judge.words import (
     reason_of_region,
 )
 from narrowgauge.noise import Floors
-from narrowgauge_contract.claims import Claim, Expectation, MetricOperator, Verdict
+from narrowgauge.statistics.ratios import LEAST
+from narrowgauge_contract.claims import Claim, ClaimKind, Expectation, MetricOperator, Verdict
 from narrowgauge_contract.record import Record
 from narrowgauge_contract.spec import ExperimentSpec
 
-__all__ = ["Unmeasured", "device_of", "judge", "matches_device"]
+__all__ = ["Unmeasured", "judge"]
 
 _ANY = "any"
 
@@ -89,22 +92,6 @@ def judge(
     return _judge_region(claim, spec, evidence, expected, region, floors or Floors.none())
 
 
-def device_of(record: Record) -> str:
-    """The accelerator, or without one the CPU; empty where the record does not say."""
-    inside = record.inside
-    return (inside.accelerator or inside.cpu or "") if inside is not None else ""
-
-
-def matches_device(record: Record, device: str) -> bool:
-    """Whether `device` is part of a name the record has for its accelerator, CPU or board."""
-    names = [device_of(record)]
-    if record.host is not None:
-        machine = record.host.machine
-        names += [machine.system, *(str(gpu.get("name", "")) for gpu in machine.gpus)]
-        names.append(str(machine.clocks.get("board", "")))
-    return any(device.lower() in name.lower() for name in names if name)
-
-
 def _expected(claim: Claim, records: Sequence[Record]) -> _Expected:
     """That of the target, else `any`, else the first: of other hardware, so its shape alone."""
     target = records[0].target
@@ -120,6 +107,10 @@ def _barred(claim: Claim, evidence: Evidence, unmeasured: Unmeasured | None) -> 
     """What keeps a claim from being judged by a figure; None where nothing does."""
     if not evidence.cases:
         return _nothing(evidence, unmeasured)
+    if evidence.lost:
+        few, more = ", ".join(evidence.lost[:3]), len(evidence.lost) - 3
+        also = f" and at {more} other settings" if more > 0 else ""
+        return Unmeasured(Verdict.INVALID, f"no valid row at {few}{also}")
     fewest = min(len(side) for case in evidence.cases for side in case.sides)
     if fewest < claim.minimum_repeats:
         lost = f", and {evidence.invalid} rows are INVALID" if evidence.invalid else ""
@@ -131,6 +122,9 @@ def _barred(claim: Claim, evidence: Evidence, unmeasured: Unmeasured | None) -> 
 def _nothing(evidence: Evidence, unmeasured: Unmeasured | None) -> Unmeasured:
     if evidence.ambiguous:
         return Unmeasured(Verdict.INVALID, evidence.ambiguous)
+    if evidence.spoiled:
+        rows = f"{evidence.invalid} row{'s are' if evidence.invalid != 1 else ' is'} INVALID"
+        return Unmeasured(Verdict.INVALID, f"no valid row of {', '.join(evidence.spoiled)}: {rows}")
     if evidence.lacking and evidence.records:
         return Unmeasured(Verdict.SKIPPED, f"no run has measured {', '.join(evidence.lacking)}")
     if evidence.records:
@@ -181,8 +175,9 @@ def _without(
     )
 
 
-def _cap(expected: _Expected, records: Sequence[Record], claim: Claim) -> Cap | None:
+def _cap(expected: _Expected, evidence: Evidence, claim: Claim) -> Cap | None:
     """Why REPRODUCED-TREND is the most; None where it is not."""
+    records, coverage = evidence.records, evidence.coverage
     if not expected.matches:
         of, here = claim.device or expected.of, device_of(records[0]) or "an unknown device"
         return Cap(f"the figure is of {of} and this is {here}", f"a run on {of}", True)
@@ -192,6 +187,9 @@ def _cap(expected: _Expected, records: Sequence[Record], claim: Claim) -> Cap | 
     images = [record.host.image for record in records if record.host is not None]
     if any(image is not None and image.stand_in for image in images):
         return Cap("the image is built on a stand-in base", "a run in the true image", False)
+    if not coverage.whole:
+        why = f"{coverage.measured} of {coverage.settings} settings of the profile were measured"
+        return Cap(why, f"a run of the whole profile {claim.profile}", False)
     return None
 
 
@@ -211,22 +209,24 @@ def _judge_region(
     region: Region,
     floors: Floors,
 ) -> Judgement:
+    if math.isinf(region.low) and math.isinf(region.high):
+        reason = "the claim allows any figure"
+        return _without(claim, spec, Verdict.INVALID, reason, evidence, expected)
     found = found_in(claim, evidence.cases, evidence.records)
     unknown = next((each for each in found if each.unknown), None)
     if unknown is not None:
         return _without(claim, spec, Verdict.INVALID, unknown.unknown, evidence, expected)
-    worst = max(found, key=lambda each: _badness(region, each))
-    place = place_of(region, worst.low, worst.high)
-    modal = _modes_decide(region, worst, place)
-    cap = _cap(expected, evidence.records, claim)
-    verdict = Verdict.UNSTABLE if modal else _verdict(place, cap)
+    worst = max(found, key=lambda each: _badness(claim, region, each))
+    doubt = _doubt(claim, region, worst)
+    cap = _cap(expected, evidence, claim)
+    verdict = _verdict(_place(claim, region, worst), cap)
     return Judgement(
         claim=claim,
         experiment=spec.id,
         verdict=verdict,
-        reason=reason_of_region(region, worst, verdict, cap, len(found), modal=modal),
+        reason=reason_of_region(region, worst, verdict, cap, len(found), doubt),
         command=command_for(claim, spec),
-        flip=flip_of_region(region, worst, verdict, cap, modal=modal),
+        flip=flip_of_region(region, worst, verdict, cap, doubt),
         estimate=worst.estimate,
         parts=parts_of(claim, worst.case),
         expectation=expected.body,
@@ -242,9 +242,9 @@ def _judge_region(
     )
 
 
-def _badness(region: Region, found: Found) -> tuple[int, float]:
+def _badness(claim: Claim, region: Region, found: Found) -> tuple[int, float]:
     """Outside is worse than across, across than inside; then the farther from the middle."""
-    place = place_of(region, found.low, found.high)
+    place = _place(claim, region, found)
     rank = (Place.INSIDE, Place.ACROSS, Place.OUTSIDE).index(place)
     figure = found.estimate.figure
     if math.isnan(figure):
@@ -252,6 +252,30 @@ def _badness(region: Region, found: Found) -> tuple[int, float]:
     short = region.low - figure if math.isfinite(region.low) else -math.inf
     over = figure - region.high if math.isfinite(region.high) else -math.inf
     return rank, max(short, over)
+
+
+def _place(claim: Claim, region: Region, found: Found) -> Place:
+    """Where a figure lies, and across where something keeps its spread from saying so."""
+    doubtful = _doubt(claim, region, found) is not None
+    return Place.ACROSS if doubtful else place_of(region, found.low, found.high)
+
+
+def _doubt(claim: Claim, region: Region, found: Found) -> Doubt | None:
+    """Why what is known of the spread decides nothing; None where it does."""
+    if math.isnan(found.estimate.figure):
+        return None
+    if claim.kind is ClaimKind.EQUIVALENCE:
+        repeats, why = found.estimate.repeats, ""
+        if repeats < LEAST:
+            why = f"{repeats} repeats, and fewer than {LEAST} do not tell that figures agree"
+        elif found.by_repeats and not found.all_equal:
+            why = f"{found.estimate.no_interval}, and only an interval tells that figures agree"
+        if why:
+            return Doubt(why, "enough repeats for an interval")
+    if _modes_decide(region, found, place_of(region, found.low, found.high)):
+        why = f"{found.bimodal}, and the verdict hangs on which of them a run meets"
+        return Doubt(why, "runs whose samples have one mode")
+    return None
 
 
 def _modes_decide(region: Region, found: Found, place: Place) -> bool:
@@ -280,7 +304,7 @@ def _judge_order(
     ranked = [(case, steps_of(claim, case)) for case in evidence.cases]
     case, steps = max(ranked, key=lambda each: _order_badness(each[1]))
     place = _order_place(steps)
-    cap = _cap(expected, evidence.records, claim)
+    cap = _cap(expected, evidence, claim)
     verdict = _verdict(place, cap)
     parts = parts_of(claim, case)
     order = sorted(parts, key=lambda part: (math.isnan(part.figure), part.figure))

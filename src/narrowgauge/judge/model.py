@@ -7,9 +7,11 @@ written: whoever shows them escapes them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from narrowgauge.statistics import COVERAGE
 from narrowgauge_contract.claims import Claim, Expectation, Verdict
+from narrowgauge_contract.codec import LATER
 from narrowgauge_contract.record import GitFacts
 
 __all__ = [
@@ -29,8 +31,10 @@ JUDGED_FORMAT = 1
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure, the interval that holds it (95 %; 90 % for an equivalence, which is two one-sided
-    tests at 5 %), and what it was computed from.
+    """A figure, the interval that holds it, and what it was computed from.
+
+    `coverage` is the interval's: 0.95, and 0.90 for an equivalence, which is two one-sided tests at
+    5 %.
 
     `low` and `high` are None where the samples do not tell an interval; `no_interval` says why.
     `repeats` counts the processes. `per_repeat` holds one figure per process, in the order of
@@ -47,6 +51,7 @@ class Estimate:
     per_repeat: tuple[float, ...] = ()
     rows: tuple[str, ...] = ()
     no_interval: str = ""
+    coverage: float = field(default=COVERAGE, metadata=LATER)
 
 
 @dataclass(frozen=True)

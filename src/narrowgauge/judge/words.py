@@ -15,6 +15,7 @@ from narrowgauge_contract.spec import ExperimentSpec
 
 __all__ = [
     "Cap",
+    "Doubt",
     "command_for",
     "estimate_words",
     "flip_of_ordering",
@@ -34,6 +35,14 @@ class Cap:
     other_hardware: bool
 
 
+@dataclass(frozen=True)
+class Doubt:
+    """Why a figure's spread decides nothing, wherever it lies, and what would lift that."""
+
+    why: str
+    cure: str
+
+
 #: Figures beyond this are written with an exponent.
 _LARGE = 1e6
 _HOLDS = (Verdict.REPRODUCED, Verdict.REPRODUCED_TREND)
@@ -45,11 +54,12 @@ def command_for(claim: Claim, spec: ExperimentSpec) -> str:
 
 
 def estimate_words(estimate: Estimate) -> str:
-    """`1.84 (95 %: 1.80 to 1.90, 6 repeats)`."""
+    """`1.84 (95 % interval 1.80 to 1.90, 6 repeats)`."""
     known = f"{estimate.repeats} repeat{'s' if estimate.repeats != 1 else ''}"
     number, unit = _scaled(estimate)
     if estimate.low is not None and estimate.high is not None:
-        known = f"interval {number(estimate.low)} to {number(estimate.high)}, {known}"
+        coverage = f"{100 * estimate.coverage:.0f} % interval"
+        known = f"{coverage} {number(estimate.low)} to {number(estimate.high)}, {known}"
     elif len(estimate.per_repeat) > 1:
         low, high = number(min(estimate.per_repeat)), number(max(estimate.per_repeat))
         known = f"{low} to {high} over {known}"
@@ -65,14 +75,19 @@ def _scaled(estimate: Estimate) -> tuple[Callable[[float], str], str]:
 
 
 def reason_of_region(
-    region: Region, found: Found, verdict: Verdict, cap: Cap | None, cases: int, *, modal: bool
+    region: Region,
+    found: Found,
+    verdict: Verdict,
+    cap: Cap | None,
+    cases: int,
+    doubt: Doubt | None,
 ) -> str:
     """Why a figure gave this verdict."""
     where = f" at {found.case.label}, the worst of {cases} settings" if cases > 1 else ""
     said = f"{estimate_words(found.estimate)}{where}"
     asked = words_of(region)
-    if modal:
-        return f"{said}: {found.bimodal}, and the verdict hangs on which of them a run meets"
+    if doubt is not None:
+        return f"{said}: {doubt.why}"
     if verdict is Verdict.UNSTABLE:
         by = "the repeats lie" if found.by_repeats else "the interval lies"
         return f"{said}: {by} partly beyond what is allowed, {asked}"
@@ -84,12 +99,12 @@ def reason_of_region(
 
 
 def flip_of_region(
-    region: Region, found: Found, verdict: Verdict, cap: Cap | None, *, modal: bool
+    region: Region, found: Found, verdict: Verdict, cap: Cap | None, doubt: Doubt | None
 ) -> str:
     """What would change a verdict that a figure gave."""
     asked = words_of(region)
-    if modal:
-        return "runs whose samples have one mode"
+    if doubt is not None:
+        return doubt.cure
     what = "every repeat" if found.by_repeats else "the whole interval"
     if verdict is Verdict.UNSTABLE:
         return f"more repeats or less noise, so that {what} is {asked}, or none of it"

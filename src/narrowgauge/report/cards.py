@@ -129,15 +129,23 @@ def _energy(rows: Iterable[Row]) -> Iterator[Energy]:
 
 
 def find_cards(
-    run_ids: Iterable[str], store: Store, experiments: Path | None
+    run_ids: Iterable[str],
+    store: Store,
+    experiments: Path | None,
+    known: Mapping[str, Record] | None = None,
 ) -> Iterator[tuple[str, RunCard | str]]:
     """Each run's card, or why there is none, in the order asked for.
 
-    Runs are looked up in the store, then among the reference records below `experiments`. One
-    record is held at a time.
+    Runs are looked up in `known`, by their ids, then in the store, then among the reference
+    records below `experiments`. One record is read at a time.
     """
-    paths = _paths(store, experiments)
-    for run_id in run_ids:
+    read = known or {}
+    wanted = list(run_ids)
+    paths = _paths(store, experiments) if any(run not in read for run in wanted) else {}
+    for run_id in wanted:
+        if run_id in read:
+            yield run_id, card_of(read[run_id])
+            continue
         if run_id not in paths:
             yield run_id, "its record is not here"
             continue

@@ -13,6 +13,7 @@ from narrowgauge.judge.model import Estimate, Judged, Judgement
 from narrowgauge.report.cards import RunCard
 from narrowgauge.report.text import clean, label
 from narrowgauge.report.words import (
+    coverage_words,
     duration,
     estimate_words,
     interval_words,
@@ -45,6 +46,8 @@ MEANING = {
     Verdict.SKIPPED: "not measured here",
     Verdict.NOT_APPLICABLE: "nothing here can measure it",
 }
+#: What the columns of intervals are called; an equivalence has another coverage, and says so.
+INTERVAL = "95 % interval"
 #: Verdicts that no measurement stands behind.
 UNMEASURED = (Verdict.SKIPPED, Verdict.NOT_APPLICABLE)
 REPLAY = "Replay: stored records were judged, nothing was measured for this. It is no reproduction."
@@ -57,7 +60,13 @@ class PartView:
     label: str
     figure: str
     interval: str
+    coverage: str
     repeats: int
+
+    @property
+    def spread(self) -> str:
+        """The interval, with its coverage where that is not what the column says."""
+        return _spread(self.interval, self.coverage)
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,10 @@ class RunLink:
 
 @dataclass(frozen=True)
 class ClaimView:
-    """One claim, as texts. `judgement` keeps the numbers, for pictures, sorting and CSV."""
+    """One claim, as texts. `judgement` keeps the numbers, for pictures, sorting and CSV.
+
+    `coverage` names the interval (`90 % interval`), empty where there is none.
+    """
 
     judgement: Judgement
     anchor: str
@@ -86,6 +98,7 @@ class ClaimView:
     paper: str
     here: str
     interval: str
+    coverage: str
     no_interval: str
     repeats: int
     minimum_repeats: int
@@ -105,6 +118,11 @@ class ClaimView:
     @property
     def measured(self) -> bool:
         return self.verdict not in UNMEASURED
+
+    @property
+    def spread(self) -> str:
+        """The interval as tables show it: with its coverage where that is not the column's."""
+        return _spread(self.interval, self.coverage)
 
     @property
     def rank(self) -> int:
@@ -207,9 +225,10 @@ def _claim(judgement: Judgement, anchors: Mapping[str, str], taken: set[str]) ->
         command=clean(judgement.command, lines=True),
         paper=clean(paper_words(judgement)),
         here=clean(
-            " > ".join(told_apart(judgement.order)) if ordered else estimate_words(estimate)
+            " < ".join(told_apart(judgement.order)) if ordered else estimate_words(estimate)
         ),
         interval=clean(interval_words(estimate)),
+        coverage=coverage_words(estimate),
         no_interval=clean(estimate.no_interval if estimate else ""),
         repeats=_repeats(judgement),
         minimum_repeats=claim.minimum_repeats,
@@ -231,11 +250,16 @@ def _claim(judgement: Judgement, anchors: Mapping[str, str], taken: set[str]) ->
     )
 
 
+def _spread(interval: str, coverage: str) -> str:
+    return f"{interval} ({coverage})" if coverage and coverage != INTERVAL else interval
+
+
 def _part(estimate: Estimate) -> PartView:
     return PartView(
         label(estimate.label),
         clean(estimate_words(estimate)),
         clean(interval_words(estimate)),
+        coverage_words(estimate),
         estimate.repeats,
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from narrowgauge.errors import UsageError
-from narrowgauge.report.content import MEANING, REPLAY, ClaimView, Report
+from narrowgauge.report.content import INTERVAL, MEANING, REPLAY, ClaimView, Report
 from narrowgauge.report.text import code_block, markdown
 from narrowgauge.report.words import duration
 from narrowgauge_contract.codec import write_atomic
@@ -19,7 +19,7 @@ __all__ = ["fill_block", "markdown_block", "markdown_report", "update_block"]
 
 BEGIN, END = "<!-- verdicts -->", "<!-- /verdicts -->"
 _BLOCK = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
-_HEADS = ("verdict", "claim", "the paper", "here", "95 % interval", "processes", "measured on")
+_HEADS = ("verdict", "claim", "the paper", "here", INTERVAL, "processes", "measured on")
 #: More runs or exclusions of one claim than these are counted, not listed.
 _MOST = 12
 
@@ -73,7 +73,7 @@ def _table(claims: Iterable[ClaimView]) -> Iterator[str]:
     yield _line(["---"] * len(_HEADS))
     for each in claims:
         cells = [each.verdict.value, markdown(f"{each.experiment}/{each.id}")]
-        cells += [markdown(words) for words in (each.paper, each.here, each.interval)]
+        cells += [markdown(words) for words in (each.paper, each.here, each.spread)]
         cells += [str(each.repeats or ""), markdown(each.device)]
         yield _line(cells)
 
@@ -95,7 +95,7 @@ def _claim(each: ClaimView) -> str:
     lines += [markdown(each.text), "", markdown(each.reason), ""]
     pairs = [
         ("the paper", f"{each.paper} ({each.source})"),
-        ("here", each.here + (f", 95 % interval {each.interval}" if each.interval else "")),
+        ("here", each.here + (f", {each.coverage} {each.interval}" if each.interval else "")),
         ("environment", f"{each.device}, target {each.target}" if each.device else ""),
         ("what could be seen", each.sensitivity),
         ("two modes", each.bimodal),

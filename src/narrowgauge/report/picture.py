@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from narrowgauge.judge.model import Estimate
+from narrowgauge.judge.rules import allowed
 from narrowgauge.report.content import ClaimView
 from narrowgauge.report.words import scale_of, told_apart
-from narrowgauge_contract.claims import ClaimKind, Expectation, MetricOperator
+from narrowgauge_contract.claims import Claim, ClaimKind, Expectation, MetricOperator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,7 +146,7 @@ def claim_picture(view: ClaimView) -> str:
     if estimate is None or not math.isfinite(estimate.figure):
         return ""
     expected = judgement.expectation
-    bounds = _bounds(expected, judgement.claim.kind) if expected is not None else None
+    bounds = _bounds(expected, judgement.claim) if expected is not None else None
     values = [estimate.figure, *filter(math.isfinite, estimate.per_repeat[:_MOST_REPEATS])]
     values += [each for each in (estimate.low, estimate.high) if each is not None]
     if bounds is not None:
@@ -171,16 +172,19 @@ def _paint_expected(sketch: Sketch, bounds: tuple[float | None, ...] | None) -> 
         sketch.mark(0, figure, _PAPER)
 
 
-def _bounds(expected: Expectation, kind: ClaimKind) -> tuple[float | None, ...]:
-    """What an expectation allows: (from, the figure, to); None where there is none."""
+def _bounds(expected: Expectation, claim: Claim) -> tuple[float | None, ...]:
+    """What an expectation allows, by the rules of judging: (from, the figure, to); None where there
+    is none. Of a trend the published figure and its tolerance are shown, which judging asks nothing
+    of but their direction."""
     figure, tolerance = expected.figure, expected.tolerance
-    if kind is ClaimKind.EQUIVALENCE and figure is None:
+    if claim.kind is ClaimKind.EQUIVALENCE and figure is None:
         figure = 1.0
-    low, high = expected.minimum, expected.maximum
-    if figure is not None and tolerance is not None:
-        margin = abs(figure) * tolerance
-        low, high = figure - margin, figure + margin
-    return low, figure, high
+    if claim.kind is ClaimKind.TREND and figure is not None:
+        reach = None if tolerance is None else abs(figure) * tolerance
+        return (None, figure, None) if reach is None else (figure - reach, figure, figure + reach)
+    region = allowed(claim, expected)
+    low = region.low if math.isfinite(region.low) else None
+    return low, figure, region.high if math.isfinite(region.high) else None
 
 
 def _bars(parts: Sequence[Estimate], view: ClaimView) -> str:
@@ -205,7 +209,7 @@ def _bars(parts: Sequence[Estimate], view: ClaimView) -> str:
 
 def _alternative(view: ClaimView) -> str:
     """What a screen reader says of the picture."""
-    interval = f", 95 % interval {view.interval}" if view.interval else ""
+    interval = f", {view.coverage} {view.interval}" if view.interval else ""
     return f"The paper: {view.paper}. Here: {view.here or 'no figure'}{interval}."
 
 

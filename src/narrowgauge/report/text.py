@@ -67,7 +67,10 @@ def clean(value: object, *, lines: bool = False) -> str:
 
     What is taken out is shown as U+FFFD, so that a reader sees that there was something.
     """
-    text = str(value).replace("\r\n", "\n")
+    text = str(value)
+    if text.isascii() and text.isprintable() and len(text) <= MOST_CHARACTERS:
+        return text  # most of all texts, of which a report has hundreds of thousands
+    text = text.replace("\r\n", "\n")
     kept = []
     for letter in text[:MOST_CHARACTERS]:
         if letter == "\n" and lines:

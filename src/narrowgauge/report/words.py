@@ -13,6 +13,7 @@ from narrowgauge.units import scale_of as plain_scale_of
 from narrowgauge_contract.claims import Claim, ClaimKind, Expectation, MetricOperator, Selection
 
 __all__ = [
+    "coverage_words",
     "duration",
     "estimate_words",
     "expectation_words",
@@ -44,6 +45,13 @@ def estimate_words(estimate: Estimate | None) -> str:
     if estimate is None:
         return ""
     return scale_of(estimate.figure, estimate.unit).text(estimate.figure)
+
+
+def coverage_words(estimate: Estimate | None) -> str:
+    """`95 % interval`, or whatever its coverage is; empty where there is no interval."""
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return ""
+    return f"{percent_words(estimate.coverage)} interval"
 
 
 def interval_words(estimate: Estimate | None) -> str:

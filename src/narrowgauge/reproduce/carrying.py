@@ -48,14 +48,22 @@ class Means:
 
 @dataclass(frozen=True)
 class Carried:
-    """What became of a plan. `problems`: by step, why it came to no complete record. `stopped`:
-    somebody asked to stop. `over_budget`: the steps for which no time was left."""
+    """What became of a plan. `steps`: by run, the step that it was made for.
 
-    runs: tuple[str, ...]
+    `problems`: by step, why it came to no complete record. `stopped`: somebody asked to stop.
+    `over_budget`: the steps for which no time was left. `seconds`: of all that was done for the
+    plan, this time and before.
+    """
+
+    steps: dict[str, int]
     problems: dict[int, str]
     over_budget: tuple[int, ...]
     stopped: bool
     seconds: float
+
+    @property
+    def finished(self) -> bool:
+        return not self.stopped and not self.over_budget
 
 
 def check_disk(plan: ReproducePlan, results: Path) -> None:
@@ -82,6 +90,7 @@ def carry_out(
     over: list[int] = []
     stopped = rested = False
     with journal.held():
+        earlier = journal.seconds()
         for number, step in enumerate(plan.steps):
             if _done(journal, number, means):
                 continue
@@ -101,8 +110,10 @@ def carry_out(
             if interrupted and not (deadline is not None and means.clock() >= deadline):
                 stopped = True
                 break
-    runs = tuple(dict.fromkeys(note.run for note in journal.notes() if note.run))
-    return Carried(runs, problems, tuple(over), stopped, means.clock() - begun)
+        seconds = means.clock() - begun
+        journal.add_session(seconds)
+        steps = {note.run: note.step for note in journal.notes() if note.run}
+    return Carried(steps, problems, tuple(over), stopped, earlier + seconds)
 
 
 def _done(journal: Journal, number: int, means: Means) -> bool:

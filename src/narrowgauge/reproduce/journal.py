@@ -1,7 +1,8 @@
 """A plan and what became of its steps, on disk: what a kill leaves is enough to go on from.
 
-    <results>/reproduce/<name>/{plan.json, journal.jsonl, lock}
+    <results>/reproduce/<name>/{plan.json, journal.jsonl, lock, judged}
 
+`judged` is there as soon as every step was taken and judged: such an occasion is finished.
 The journal is only ever appended to, a line before a run starts and one after it ended. A line that
 a kill cut short is not read, and whether a run ended is asked of its record, never of the journal.
 """
@@ -20,20 +21,24 @@ from pathlib import Path
 
 from narrowgauge.errors import Busy, NarrowgaugeError, UsageError, results_unwritable
 from narrowgauge.reproduce.planning import PLAN_FORMAT, ReproducePlan
-from narrowgauge_contract.codec import decode, dumps, read_json, write_json_atomic
+from narrowgauge_contract.codec import decode, dumps, read_json, write_atomic, write_json_atomic
 from narrowgauge_contract.errors import DamagedRecordError
 
-__all__ = ["FOLDER", "Journal", "Note", "new_journal", "newest_journal"]
+__all__ = ["FOLDER", "Journal", "Note", "new_journal", "unfinished_journal"]
 
 FOLDER = "reproduce"
 _PLAN_FILE, _JOURNAL_FILE, _LOCK_FILE = "plan.json", "journal.jsonl", "lock"
+_JUDGED_FILE = "judged"
+#: The step of a note that is about the whole: how long one start of the program worked on it.
+_ALL_STEPS = -1
 
 
 @dataclass(frozen=True)
 class Note:
     """A line. `step` counts from 0. `run`: the run's id; empty where none was started.
 
-    `problem`: why a step came to no run; `seconds`: how long an ended run took.
+    `problem`: why a step came to no run; `seconds`: how long an ended run took. With step -1 it is
+    about the whole: for how long the program, started once, worked on it.
     """
 
     step: int
@@ -51,6 +56,14 @@ class Journal:
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / _JUDGED_FILE).is_file()
+
+    def finish(self, judged: Path) -> None:
+        """Mark it as finished; `judged` holds the verdicts."""
+        write_atomic(self.path / _JUDGED_FILE, f"{judged.name}\n".encode())
 
     def plan(self) -> ReproducePlan:
         """Raises DamagedRecordError."""
@@ -71,7 +84,8 @@ class Journal:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
                 line = b"\n" + line  # a kill cut the last line short
-            os.write(descriptor, line)
+            while line:
+                line = line[os.write(descriptor, line) :]
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -88,6 +102,20 @@ class Journal:
         """The runs that were started for a step, oldest first."""
         found = (note.run for note in self.notes() if note.step == step and note.run)
         return tuple(dict.fromkeys(found))
+
+    def add_session(self, seconds: float) -> None:
+        """Note how long the program, started once, worked on it."""
+        self.add(Note(_ALL_STEPS, seconds=seconds))
+
+    def seconds(self) -> float:
+        """What all starts of the program took. Of one that was killed, its ended runs count."""
+        total = runs = 0.0
+        for note in self.notes():
+            if note.step == _ALL_STEPS:
+                total, runs = total + (note.seconds or 0.0), 0.0
+            else:
+                runs += note.seconds or 0.0
+        return total + runs
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -122,15 +150,30 @@ def new_journal(results: Path, plan: ReproducePlan) -> Journal:
     return Journal(path)
 
 
-def newest_journal(results: Path) -> Journal:
-    """The newest occasion that can be gone on with. Raises UsageError where there is none."""
-    folders = sorted((results / FOLDER).glob(f"*/{_PLAN_FILE}"), reverse=True)
-    if not folders:
+def unfinished_journal(results: Path, name: str | None = None) -> Journal:
+    """The newest occasion that was cut short, or the one of that name, finished or not.
+
+    Raises UsageError where there is none.
+    """
+    found = sorted((p.parent for p in (results / FOLDER).glob(f"*/{_PLAN_FILE}")), reverse=True)
+    if name is not None:
+        named = next((path for path in found if path.name == name), None)
+        if named is None:
+            raise UsageError(
+                f"--resume takes the name of what was cut short, and '{name}' is none",
+                why=f"in {results / FOLDER} are {', '.join(p.name for p in found[:5]) or 'none'}",
+                next_step="its claims are those that it began with: name no others",
+            )
+        return Journal(named)
+    journals = (Journal(path) for path in found)
+    newest = next((journal for journal in journals if not journal.finished), None)
+    if newest is None:
         raise UsageError(
             f"there is nothing to resume in {results}",
+            why=f"the {len(found)} that were begun there are finished" if found else "",
             next_step="start without --resume",
         )
-    return Journal(folders[0].parent)
+    return newest
 
 
 def _notes(lines: list[str]) -> Iterator[Note]:

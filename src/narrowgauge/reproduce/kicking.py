@@ -34,11 +34,9 @@ def kick_claims(experiments: Path, here: Here) -> tuple[Claimed, ...]:
 
 def write_report(judged: Judged, checkout: Checkout, results: Path) -> Path:
     """The report of what was judged, beside the results."""
-    from narrowgauge.report.cards import find_cards
-    from narrowgauge.report.content import build
-    from narrowgauge.report.html import html_report
+    from narrowgauge.report.assembled import assemble_page
 
-    cards = find_cards(judged.run_ids, Store(results), checkout.experiments)
     path = results / REPORT_FILE
-    write_atomic(path, html_report(build(judged, cards)).encode("utf-8"))
+    page = assemble_page(judged, Store(results), checkout.experiments)
+    write_atomic(path, page.encode("utf-8"))
     return path

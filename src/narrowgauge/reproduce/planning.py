@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from narrowgauge.judge.devices import names_device
 from narrowgauge.judge.gather import Claimed
 from narrowgauge.judge.judging import Unmeasured
 from narrowgauge.judge.rules import shape_of
@@ -24,8 +25,8 @@ __all__ = [
     "unmeasured_of",
 ]
 
-#: 1: first.
-PLAN_FORMAT = 1
+#: 1: first. 2: where it runs is in it.
+PLAN_FORMAT = 2
 _ANY = "any"
 
 
@@ -70,7 +71,11 @@ class LeftOut:
 @dataclass(frozen=True)
 class ReproducePlan:
     """All that `reproduce` is going to do. `steps` are in the order of `order_seed`; `budget_s` is
-    the most that it may take, None for no limit; `claims` are all that were asked for."""
+    the most that it may take, None for no limit; `claims` are all that were asked for.
+
+    `on`, `executor`, `data` and `lab_python` are those of `narrowgauge run`, so that what goes on
+    after an interruption measures the same.
+    """
 
     format: int
     claims: tuple[str, ...]
@@ -80,6 +85,10 @@ class ReproducePlan:
     seed: int
     cooldown_s: float
     budget_s: float | None
+    on: str | None = None
+    executor: str = "auto"
+    data: str | None = None
+    lab_python: str | None = None
 
     @property
     def seconds(self) -> float:
@@ -165,9 +174,8 @@ def _why_not(each: Claimed, here: Here) -> Unmeasured | None:
 
 
 def _is_of(claim: Claim, here: Here) -> bool:
-    device = claim.device.lower()
     return (_ANY in claim.expected or here.target in claim.expected) and (
-        not device or any(device in name.lower() for name in here.names)
+        not claim.device or any(names_device(name, claim.device) for name in here.names)
     )
 
 

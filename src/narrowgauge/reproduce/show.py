@@ -16,10 +16,11 @@ from narrowgauge.judge.words import estimate_words
 from narrowgauge.noise import percent
 from narrowgauge.progress import duration
 from narrowgauge.reproduce.planning import ReproducePlan
+from narrowgauge.terminal import plain
 from narrowgauge.view import widen
 from narrowgauge_contract.claims import Expectation, Verdict
 
-__all__ = ["REPLAY_LABEL", "explain_lines", "plain", "plan_lines", "print_verdicts", "summary_line"]
+__all__ = ["REPLAY_LABEL", "explain_lines", "plan_lines", "print_verdicts", "summary_line"]
 
 REPLAY_LABEL = "REPLAY: stored records were judged, nothing was measured; this is no reproduction"
 _STYLES = {
@@ -29,11 +30,6 @@ _STYLES = {
     Verdict.UNSTABLE: "yellow",
     Verdict.INVALID: "magenta",
 }
-
-
-def plain(text: str) -> str:
-    """Text without anything that steers a terminal: such characters are shown by their codes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def plan_lines(plan: ReproducePlan) -> Iterator[str]:
