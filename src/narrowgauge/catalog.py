@@ -13,10 +13,11 @@ EXPERIMENT_FILE = "experiment.toml"
 
 
 def experiment_names(folder: Path) -> tuple[str, ...]:
-    """The ids, sorted. Reads no file, so that shell completion is quick."""
+    """The ids, sorted; hidden folders are none. Reads no file, so that completion is quick."""
     if not folder.is_dir():
         return ()
-    return tuple(sorted(path.parent.name for path in folder.glob(f"*/{EXPERIMENT_FILE}")))
+    names = (path.parent.name for path in folder.glob(f"*/{EXPERIMENT_FILE}"))
+    return tuple(sorted(name for name in names if not name.startswith(".")))
 
 
 def load_experiment(folder: Path, name: str) -> ExperimentSpec:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowgauge.store import RunFolder, Store
+from narrowgauge_contract.codec import write_json_atomic
 from narrowgauge_contract.hashing import sha256_file
 from narrowgauge_contract.job import Job, resolve
 from narrowgauge_contract.outcome import (
@@ -112,7 +113,8 @@ def host(**changes: Any) -> HostFacts:
 def record_of(
     folder: RunFolder, *, facts: HostFacts | None = None, scale: float = 1.0, device: str = "EPYC"
 ) -> Record:
-    """The record that a good run of the folder's job would have; writes its side files."""
+    """The record that a good run of the folder's job would have; writes its side files, and the
+    outcome that it is composed from."""
     planned = folder.job()
     rows = tuple(_row(plan, folder.out, scale) for plan in planned.rows)
     inside = InsideFacts("3.11.2", "Linux", torch="2.13.0", cpu=device, threads=2)
@@ -120,6 +122,7 @@ def record_of(
         1, planned.run_id, Status.COMPLETE, 0, rows, inside, "b" * 64, "c" * 64, 1e9, 1e9 + 190,
         190.0,
     )  # fmt: skip
+    write_json_atomic(folder.outcome_path, outcome)
     return compose(planned, outcome, (), facts or host())
 
 
@@ -127,6 +130,15 @@ def with_row(record: Record, index: int, **changes: Any) -> Record:
     """The record with one row changed."""
     rows = [dataclasses.replace(r, **changes) if r.index == index else r for r in record.rows]
     return dataclasses.replace(record, rows=tuple(rows))
+
+
+def outcome_of(record: Record) -> Outcome:
+    """The outcome that a record was composed from."""
+    return Outcome(
+        1, record.run_id, record.status, record.exit_code, record.rows, record.inside,
+        record.hashes.source, record.hashes.experiment, record.started_utc, record.ended_utc,
+        record.seconds, record.error,
+    )  # fmt: skip
 
 
 def recorded(root: Path, run_id: str = "20261121T100000Z-toy-aaaaaa", **values: Any) -> RunFolder:

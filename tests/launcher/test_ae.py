@@ -307,3 +307,25 @@ def test_reference_records_are_read(own: Artifact) -> None:
     assert load_record(on_disk[0]).run_id in {
         record.run_id for part in own.parts for record in part.references
     }
+
+
+def test_others_code_with_its_origin_is_named_and_not_denied(own: Artifact) -> None:
+    found = _one(dataclasses.replace(own, vendored={"src/vendor": True}), "F6").found
+
+    assert found.standing is Standing.MET
+    assert "src/vendor" in found.finding
+    assert "nothing is vendored" not in found.finding
+    assert "nothing is vendored" in _one(own, "F6").found.finding
+
+
+def test_only_reference_runs_that_were_compared_are_counted(own: Artifact) -> None:
+    part = next(each for each in own.parts if each.references)
+    other = dataclasses.replace(part.references[0], profile="no-profile-of-today")
+
+    def counted(of: Artifact) -> int:
+        words = _one(of, "F4").found.finding.partition("; ")[2]
+        return int(words.split()[0])
+
+    few = dataclasses.replace(own, parts=(dataclasses.replace(part, references=(other,)),))
+    assert counted(few) == 0
+    assert 0 < counted(own) <= sum(len(each.references) for each in own.parts)

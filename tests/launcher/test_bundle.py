@@ -18,7 +18,7 @@ import pytest
 from google.protobuf import json_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from result_cases import host, recorded
+from result_cases import host, outcome_of, recorded
 
 from narrowgauge.bundle.archive import open_shelf, write_archive
 from narrowgauge.bundle.assemble import BundleRequest, Made, make_bundle
@@ -36,7 +36,7 @@ from narrowgauge.store import RunFolder, Store
 from narrowgauge_contract.claims import Verdict
 from narrowgauge_contract.codec import decode, dumps, encode
 from narrowgauge_contract.hashing import sha256_file, tree_hash
-from narrowgauge_contract.outcome import Outcome, SideFile
+from narrowgauge_contract.outcome import SideFile
 from narrowgauge_contract.record import ImageFacts, MachineFacts, Record
 
 MACHINE = MachineFacts("6.1", "x86_64", "Debian", "a CPU", 2, 1 << 30)
@@ -141,6 +141,14 @@ def made(checkout: Checkout, tmp_path: Path) -> Made:
 
 
 def _rewrite(folder: RunFolder, record: Record) -> None:
+    """Another run in the same folder: its record, and what that was composed from."""
+    planned = dataclasses.replace(folder.job(), run_id=record.run_id)
+    folder.job_path.write_text(dumps(planned))
+    folder.outcome_path.write_text(dumps(outcome_of(record)))
+    _edit(folder, record)
+
+
+def _edit(folder: RunFolder, record: Record) -> None:
     folder.record_path.chmod(0o644)
     folder.record_path.write_text(dumps(record))
 
@@ -248,24 +256,113 @@ def _sealed(path: Path, contents: dict[str, bytes]) -> Path:
     return path
 
 
+def _keep_occasion(results: Path, judged: Judged, name: str = "20261121T1-aa") -> None:
+    """What `reproduce` keeps of what it judged."""
+    (results / "judged").mkdir(exist_ok=True)
+    (results / "judged" / f"{name}.json").write_text(dumps(judged))
+
+
+def _forged(made: Made, path: Path, name: str, old: str, new: str) -> tuple[str, ...]:
+    """What verifying finds where `old` in one file of a bundle became `new`, sealed anew."""
+    contents = _contents(made)
+    text = contents[name].decode()
+    assert old in text
+    contents[name] = text.replace(old, new, 1).encode()
+    return verify_bundle(_sealed(path, contents)).problems
+
+
 def test_verdicts_are_had_again_and_must_be_those_that_were_said(
     made: Made, tmp_path: Path
 ) -> None:
-    with zipfile.ZipFile(made.path) as archive:
-        contents = {name: archive.read(name) for name in archive.namelist()}
+    contents = _contents(made)
     said = json.loads(contents["verdicts.json"])
     for judgement in said["judgements"]:
         assert judgement["verdict"] == "REPRODUCED", judgement
-    said["judgements"][0]["verdict"] = "NOT-REPRODUCED"
-    contents["verdicts.json"] = json.dumps(said).encode()
-    found = verify_bundle(_sealed(tmp_path / "other.zip", contents))
-    assert found.problems == ("toy/good: NOT-REPRODUCED was said, records give REPRODUCED",)
+    path = tmp_path / "other.zip"
 
+    problems = _forged(made, path, "verdicts.json", '"REPRODUCED"', '"NOT-REPRODUCED"')
+    assert problems == ("toy/good: NOT-REPRODUCED was said, records give REPRODUCED",)
+    for key in ("figure", "low"):
+        first = said["judgements"][0]
+        body = {**said, "judgements": [{**first, "estimate": {**first["estimate"], key: 98.5001}},
+                                       *said["judgements"][1:]]}  # fmt: skip
+        contents["verdicts.json"] = json.dumps(body).encode()
+        problems = verify_bundle(_sealed(path, contents)).problems
+        assert problems[0].startswith(f"toy/good: {key} 98.5001 was said, records give {key} ")
+    problems = _forged(made, path, "verdicts.json", f'"{RUN}"', '"another"')
+    assert "toy/good: runs another was said" in problems[0]
+
+
+def test_the_statement_and_the_page_must_be_what_the_records_give(
+    made: Made, tmp_path: Path
+) -> None:
+    path = tmp_path / "other.zip"
+    problems = _forged(made, path, "statement.intoto.json", '"WARNED"', '"PASSED"')
+    assert problems == (
+        "statement.intoto.json does not say what the records, claims and images give",
+    )
+    problems = _forged(made, path, "report.html", "REPRODUCED", "PERFECT")
+    assert problems == ("report.html is not the page that the records give",)
+    contents = _contents(made)
+    del contents["verdicts.json"]
+    assert verify_bundle(_sealed(path, contents)).problems == (
+        "it holds no verdicts that can be read",
+    )
+
+
+def test_another_version_is_believed_only_where_the_whole_bundle_is_of_it(
+    made: Made, tmp_path: Path
+) -> None:
+    contents = _contents(made)
+    said, manifest = json.loads(contents["verdicts.json"]), json.loads(contents["bundle.json"])
+    said["judgements"][0]["verdict"] = "NOT-REPRODUCED"
     said["occasion"]["version"] = "99.0"
     contents["verdicts.json"] = json.dumps(said).encode()
+    found = verify_bundle(_sealed(tmp_path / "other.zip", contents))
+    assert any("of another" in each for each in found.problems)
+    assert any("NOT-REPRODUCED was said" in each for each in found.problems)
+
+    manifest["version"] = "99.0"
+    contents["bundle.json"] = json.dumps(manifest).encode()
     found = verify_bundle(_sealed(tmp_path / "newer.zip", contents))
-    assert found.whole
-    assert "99.0" in found.notes[-1]
+    assert found.whole, found.problems
+    assert any("NOT-REPRODUCED" in note and "99.0" in note for note in found.notes)
+
+
+def test_runs_of_no_one_occasion_are_a_replay_and_never_passed(
+    checkout: Checkout, tmp_path: Path
+) -> None:
+    results, other = tmp_path / "results", "20261121T100001Z-toy-bbbbbb"
+    recorded(results)
+
+    def bundled() -> tuple[bool, str, Made]:
+        made = make_bundle(_request(checkout, results, force=True), lambda _: None)
+        contents = _contents(made)
+        replay = json.loads(contents["verdicts.json"])["occasion"]["replay"]
+        result = json.loads(contents["statement.intoto.json"])["predicate"]["result"]
+        assert (b"no reproduction" in contents["report.html"]) == replay
+        return replay, result, made
+
+    judged = decode(Judged, json.loads(_contents(bundled()[2])["verdicts.json"]))
+    measured = dataclasses.replace(judged.occasion, replay=False)
+    elsewhere = [dataclasses.replace(each, runs=("another",)) for each in judged.judgements]
+    _keep_occasion(results, judged)  # itself a replay
+    assert bundled()[:2] == (True, "WARNED")
+    _keep_occasion(results, Judged(1, measured, tuple(elsewhere)))
+    assert bundled()[:2] == (True, "WARNED")
+    (results / "judged" / "20261121T0-aa.json").write_text("{")
+    assert bundled()[:2] == (True, "WARNED")
+    _keep_occasion(results, dataclasses.replace(judged, occasion=measured))
+    replay, result, made = bundled()
+    assert (replay, result) == (False, "PASSED")
+    assert verify_bundle(made.path).problems == ()
+
+    contents = _contents(made)
+    del contents["occasions/20261121T1-aa/judged.json"]
+    problems = verify_bundle(_sealed(tmp_path / "cut.zip", contents)).problems
+    assert any("no occasion in here rests on all" in each for each in problems)
+    recorded(results, other)
+    assert bundled()[:2] == (True, "WARNED")
 
 
 def test_the_statement_is_a_test_result_about_the_records(made: Made) -> None:
@@ -282,7 +379,7 @@ def test_the_statement_is_a_test_result_about_the_records(made: Made) -> None:
 
     assert parsed.predicate_type == "https://in-toto.io/attestation/test-result/v0.1"
     assert parsed.subject[0].digest["sha256"] == hashlib.sha256(record).hexdigest()
-    assert result.result == "PASSED"
+    assert result.result == "WARNED"  # no occasion made the run for this
     assert list(result.passed_tests) == ["toy/good", "toy/order"]
     assert result.configuration[0].name == "source/experiments/toy/claims.toml"
 
@@ -320,24 +417,16 @@ def test_a_record_edited_by_hand_is_left_out(checkout: Checkout, tmp_path: Path)
     recorded(tmp_path / "results")
     edited = recorded(tmp_path / "results", "20261121T100001Z-toy-bbbbbb")
     record = edited.record()
-    (edited.out / "outcome.json").write_text(dumps(outcome_of(record)))
     first = record.rows[0]
     better = dataclasses.replace(first.metrics[1], values=(99.0, 99.5, 99.9))
     metrics = (first.metrics[0], better, *first.metrics[2:])
     rows = (dataclasses.replace(first, metrics=metrics), *record.rows[1:])
-    _rewrite(edited, dataclasses.replace(record, rows=rows))
+    _edit(edited, dataclasses.replace(record, rows=rows))
 
     made = make_bundle(_request(checkout, tmp_path / "results"), lambda _: None)
 
     assert [run.run_id for run in made.manifest.runs] == [RUN]
     assert any("was edited" in left.why for left in made.manifest.left_out)
-
-
-def outcome_of(record: Record) -> Outcome:
-    """The outcome that a record was composed from."""
-    return Outcome(
-        1, record.run_id, record.status, 0, record.rows, record.inside, "s", "e", 1.0, 2.0, 1.0
-    )
 
 
 def test_sources_that_ran_are_told_from_sources_that_were_changed(
@@ -350,7 +439,8 @@ def test_sources_that_ran_are_told_from_sources_that_were_changed(
     _rewrite(folder, dataclasses.replace(folder.record(), hashes=hashes))
     made = make_bundle(_request(checkout, tmp_path / "results"), lambda _: None)
     assert made.manifest.runs[0].same_experiment
-    assert verify_bundle(made.path).notes == ()
+    found = verify_bundle(made.path)
+    assert (found.notes, found.problems) == ((), ())
 
     (checkout.experiments / "toy" / "run.py").write_text("def run(ctx): other()\n")
     again = make_bundle(_request(checkout, tmp_path / "results", force=True), lambda _: None)
@@ -367,7 +457,7 @@ def test_damaged_open_and_hostile_runs_are_left_out_by_name(
     cut.record_path.chmod(0o644)
     cut.record_path.write_text(cut.record_path.read_text()[:500])
     newer = recorded(results, "20261121T100002Z-toy-cccccc")
-    _rewrite(newer, dataclasses.replace(newer.record(), format=99))
+    _edit(newer, dataclasses.replace(newer.record(), format=99))
     unfinished = recorded(results, "20261121T100003Z-toy-dddddd")
     (unfinished.path / "job.json").write_text(dumps({}))
     unfinished.record_path.unlink()
@@ -399,7 +489,10 @@ def test_a_hostile_side_file_is_left_out_and_the_run_is_kept(
     elif kind == "link":
         path.unlink()
         path.symlink_to(secret)
-    _rewrite(folder, dataclasses.replace(record, side_files=(side,)))
+    first, *others = record.rows
+    others = [dataclasses.replace(row, side_files=()) for row in others]
+    rows = (dataclasses.replace(first, side_files=(side,)), *others)
+    _rewrite(folder, dataclasses.replace(record, rows=rows, side_files=(side,)))
 
     made = make_bundle(_request(checkout, tmp_path / "results"), lambda _: None)
 
@@ -416,7 +509,9 @@ def test_hostile_text_in_a_record_is_inert_in_what_is_made_of_it(
     bad = "x`\n# <script>alert(1)</script> \x1b[31m](javascript:1)"
     image = dataclasses.replace(NVIDIA, name=bad, base=bad)
     folder = recorded(tmp_path / "results")
-    _rewrite(folder, dataclasses.replace(folder.record(), host=host(image=image)))
+    record = folder.record()
+    hashes = dataclasses.replace(record.hashes, image=image.digest)
+    _rewrite(folder, dataclasses.replace(record, host=host(image=image), hashes=hashes))
 
     made = make_bundle(_request(checkout, tmp_path / "results", client=_no_engine), lambda _: None)
     text = readme_text(made.manifest)
@@ -485,7 +580,9 @@ def _oci(predicate: Any = None) -> bytes:
 
 def _with_image(results: Path, facts: ImageFacts) -> None:
     folder = recorded(results)
-    _rewrite(folder, dataclasses.replace(folder.record(), host=host(image=facts)))
+    record = folder.record()
+    hashes = dataclasses.replace(record.hashes, image=facts.digest)
+    _rewrite(folder, dataclasses.replace(record, host=host(image=facts), hashes=hashes))
 
 
 def test_public_leaves_out_what_nvidia_keeps_and_says_so(
@@ -784,3 +881,137 @@ def test_git_state_and_what_differs_from_it(checkout: Checkout, tmp_path: Path) 
     assert "source/experiments/toy/new.py" in names
     assert "source/secret.txt" not in names
     assert encode(made.manifest.git)["commit"] in readme_text(made.manifest)
+
+
+def _git(root: Path, *words: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", *identity, *words], cwd=root, check=True, capture_output=True)
+
+
+def _sources(made: Made) -> set[str]:
+    with zipfile.ZipFile(made.path) as archive:
+        names = archive.namelist()
+    return {name.removeprefix("source/") for name in names if name.startswith("source/")}
+
+
+def test_in_a_git_checkout_a_public_bundle_holds_no_scratch_earlier_bundle_or_stray_file(
+    checkout: Checkout, tmp_path: Path
+) -> None:
+    root, results = checkout.root, checkout.root / "results"
+    (root / ".gitignore").write_text("ignored\n")
+    _git(root, "init", "-q")
+    _git(root, "add", "-A")
+    _git(root, "commit", "-qm", "first")
+    tracked = set(subprocess.check_output(["git", "ls-files"], cwd=root, text=True).split())
+    _with_image(results, FREE)
+    for name in ("key.pem", "old.tar.gz", "docs/draft.md", "experiments/toy/more.py",
+                 "experiments/other/mine.py", "experiments/toy/data.zip",
+                 ".narrowgauge-bundle-killed/image-0.tar"):  # fmt: skip
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("private")
+    engine = FakeDocker("docker", True, {}, {FREE.digest: _oci()})
+    full = _request(checkout, results, kind="full", out=root / "full.zip", client=lambda: engine)
+    public = dataclasses.replace(full, kind="public", out=root / "public.zip")
+
+    first = make_bundle(full, lambda _: None)
+    again = make_bundle(dataclasses.replace(full, force=True), lambda _: None)
+    assert again.sha256 == first.sha256
+    assert _sources(again) == tracked | {
+        "key.pem", "docs/draft.md", "experiments/toy/more.py", "experiments/other/mine.py",
+    }  # fmt: skip
+
+    made = make_bundle(public, lambda _: None)
+    again = make_bundle(dataclasses.replace(public, force=True), lambda _: None)
+    assert again.sha256 == made.sha256
+    assert _sources(made) == tracked | {"experiments/toy/more.py"}
+    said = {left.what: left.why for left in made.manifest.left_out}
+    for name in ("key.pem", "docs/draft.md", "experiments/other/mine.py"):
+        assert "commit what belongs here" in said[f"the source file '{name}'"]
+    for name in ("full.zip", "old.tar.gz", "experiments/toy/data.zip"):
+        assert "archive" in said[f"the source file '{name}'"]
+    assert verify_bundle(made.path).whole
+
+
+def test_without_git_no_archive_and_no_bundle_is_source(checkout: Checkout, tmp_path: Path) -> None:
+    recorded(tmp_path / "results")
+    (checkout.root / "old.tgz").write_text("images")
+    request = _request(checkout, tmp_path / "results", out=checkout.root / "mine.zip")
+    first = make_bundle(request, lambda _: None)
+    again = make_bundle(dataclasses.replace(request, force=True), lambda _: None)
+
+    assert again.sha256 == first.sha256
+    assert not {name for name in _sources(again) if name.endswith((".zip", ".tgz"))}
+
+
+@pytest.mark.parametrize("experiment", ["/", "..", "a/b", "../../escaped", "", "other"])
+def test_a_record_whose_experiment_is_a_path_writes_nowhere(
+    experiment: str, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Path] = []
+    write = Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", lambda at, to: (written.append(at), write(at, to))[1])
+    contents = _contents(made)
+    place = f"runs/toy/{RUN}/record.json"
+    record = {**json.loads(contents[place]), "experiment": experiment}
+    contents[place] = json.dumps(record).encode()
+    contents["source/experiments/escaped/experiment.toml"] = b"mine"
+    contents[f"source/experiments/{'a/b' if experiment == 'a/b' else 'toy'}/x.py"] = b"mine"
+    forged = _sealed(tmp_path / "forged.zip", contents)
+    written.clear()
+
+    found = verify_bundle(forged)
+    assert any(f"of the experiment {experiment!a}" in each for each in found.problems)
+    assert written == []
+
+
+def _contents(made: Made) -> dict[str, bytes]:
+    with zipfile.ZipFile(made.path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_only_a_full_disk_is_called_one(
+    checkout: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(tmp_path / "results")
+
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "image-0.tar")
+
+    monkeypatch.setattr("narrowgauge.bundle.archive._seal", refused)
+    with pytest.raises(UsageError, match="cannot write the bundle") as caught:
+        make_bundle(_request(checkout, tmp_path / "results"), lambda _: None)
+    assert "image-0.tar" in str(caught.value)
+
+
+def test_files_that_share_bytes_and_too_many_bytes_in_all_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "evil.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", b"1" * 500)
+        archive.writestr("b", b"2" * 500)
+    with open_shelf(path) as shelf:
+        assert shelf.names == ("a", "b")
+    content = bytearray(path.read_bytes())
+    second = content.rindex(b"PK\x01\x02")
+    content[second + 42 : second + 46] = (20).to_bytes(4, "little")  # where its bytes begin
+    path.write_bytes(content)
+    with pytest.raises(BundleDamaged) as caught, open_shelf(path):
+        pass
+    assert "shares bytes" in str(caught.value)
+
+    monkeypatch.setattr("narrowgauge.bundle.archive._MOST_BYTES", 999)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", b"1" * 500)
+        archive.writestr("b", b"2" * 500)
+    with pytest.raises(BundleDamaged) as caught, open_shelf(path):
+        pass
+    assert "unpacks to more than" in str(caught.value)
+
+
+def test_names_that_cannot_be_together_on_a_disk_are_refused(made: Made, tmp_path: Path) -> None:
+    contents = _contents(made)
+    contents["source/experiments/toy/a"] = b"a file"
+    contents["source/experiments/toy/a/b"] = b"and a folder"
+    with pytest.raises(BundleDamaged, match="cannot be written to a disk"):
+        verify_bundle(_sealed(tmp_path / "odd.zip", contents))

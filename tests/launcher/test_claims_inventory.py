@@ -94,7 +94,6 @@ def test_a_figure_that_lacks_its_experiment_is_of_one_that_is_not_here() -> None
     waiting = {source for source, figure in FIGURES if figure.get("reason") == NOT_HERE}
     experiments = {path.name for path in (ROOT / "experiments").iterdir()}
 
-    assert waiting
     assert not waiting & experiments
 
 

@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 from narrowgauge.ae.artifact import gather
 from narrowgauge.ae.findings import Standing
 from narrowgauge.ae.report import examine
+from narrowgauge.catalog import experiment_names
 from narrowgauge.checkout import Checkout
 from narrowgauge.cli.app import MODULES, run_program
 from narrowgauge.errors import ResultsUnwritable, UsageError
 from narrowgauge.judge.gather import all_claims
 from narrowgauge.plan import NATIVE, JobRequest, plan_jobs
+from narrowgauge.scaffold import create
 from narrowgauge.scaffold.create import create_experiment
 from narrowgauge.store import Store
 from narrowgauge_contract.claims import load_claims
@@ -158,3 +160,22 @@ def test_the_command(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> 
     assert spec.title == "My paper"
     assert run_program(["new", "my-paper", *words], {}, errors) == 2
     assert "already" in errors.getvalue()
+
+
+def test_a_hidden_folder_is_no_experiment_and_nothing_is_left_among_them(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[set[str]] = []
+    write = create._write
+
+    def watched(folder: Path, name: str, title: str) -> None:
+        write(folder, name, title)
+        seen.append({path.name for path in checkout.experiments.iterdir()})
+
+    before = {path.name for path in checkout.experiments.iterdir()}
+    monkeypatch.setattr(create, "_write", watched)
+    create_experiment(checkout, "my-paper", "My paper")
+    assert seen == [before]
+    assert not list(checkout.root.glob(".new-*"))
+    shutil.copytree(checkout.experiments / "my-paper", checkout.experiments / ".new-killed")
+    assert ".new-killed" not in experiment_names(checkout.experiments)

@@ -24,7 +24,7 @@ from narrowgauge.cli.app import run_program
 from narrowgauge.judge.gather import judge_stored
 from narrowgauge.store import RunFolder, Store
 from narrowgauge_contract.claims import Verdict
-from narrowgauge_contract.codec import dumps
+from narrowgauge_contract.codec import dumps, write_json_atomic
 from narrowgauge_contract.errors import ExitCode
 from narrowgauge_contract.outcome import Status
 from narrowgauge_contract.record import Record
@@ -104,7 +104,9 @@ class Site:
         return self.run(fatal, "reproduce", "--all", *_NATIVE, "--order-seed", "1")
 
     def resume(self) -> subprocess.CompletedProcess[str]:
-        return self.run(-1, "reproduce", "--resume", *_NATIVE)
+        """By name, since a kill at the very end leaves a finished one."""
+        (plan,) = self.results.glob("reproduce/*/plan.json")
+        return self.run(-1, "reproduce", "--resume", plan.parent.name)
 
     def records(self) -> dict[Path, str]:
         """Every record that is written, by its bytes."""
@@ -191,7 +193,7 @@ def test_a_kill_at_every_single_write_loses_no_finished_record(site: Site) -> No
 def test_what_two_kills_leave_is_resumed_and_can_be_bundled(site: Site, tmp_path: Path) -> None:
     assert site.begin(20).returncode == -9
     site.wait_for_labs()
-    again = site.run(25, "reproduce", "--resume", *_NATIVE)
+    again = site.run(25, "reproduce", "--resume")
     assert again.returncode == -9, again.stderr
     site.wait_for_labs()
     kept = site.records()
@@ -325,7 +327,9 @@ def test_one_changed_sample_flips_the_verdict_that_it_should_and_no_other(
 
 def _change_a_sample(checkout: Checkout, last: float) -> None:
     folder = Store(checkout.results).find("20261121T100000Z-toy-aaaaaa")
-    _rewrite(folder, dumps(_with_accuracy(folder.record(), (97.0, 98.0, last))))
+    changed = _with_accuracy(folder.record(), (97.0, 98.0, last))
+    write_json_atomic(folder.outcome_path, outcome_of(changed))
+    _rewrite(folder, dumps(changed))
 
 
 def test_a_sample_changed_after_it_was_judged_is_refused_and_flips_nothing(

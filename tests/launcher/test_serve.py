@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from serving import Served, served
 
 from narrowgauge.errors import UsageError
 from narrowgauge.serve.curves import curve_picture
-from narrowgauge.serve.follow import Follower, Followers
+from narrowgauge.serve.follow import Follower, Followers, LiveView
 from narrowgauge.serve.runs import find_picture, find_run
 from narrowgauge.serve.server import bind
 from narrowgauge.store import RunFolder, Store
@@ -441,3 +442,53 @@ def test_curves_are_drawn(series: dict[int, list[float]], strokes: int) -> None:
     assert picture.count("<path") == strokes
     assert len(picture) < 20_000
     assert curve_picture("loss", "nat", {0: [math.nan]}) == ""
+
+
+def test_a_log_that_is_no_file_of_the_run_is_not_shown(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("not yours")
+    folder = begin(Store(tmp_path / "results"))
+    log = folder.path / "lab.log"
+    log.symlink_to(secret)
+    assert "not yours" not in Follower(folder).view().log
+    log.unlink()
+    os.mkfifo(log)  # opening it for reading would wait for a writer
+    assert "bold" in Follower(folder).view().log
+
+
+def test_a_run_that_is_a_link_out_of_the_results_has_no_page(tmp_path: Path) -> None:
+    store = Store(tmp_path / "results")
+    inside = recorded(store.root, FIRST)
+    elsewhere = recorded(tmp_path / "private", SECOND)
+    (store.root / "toy" / SECOND).symlink_to(elsewhere.path)
+
+    assert find_run(store, SECOND) is None
+    found = find_run(store, FIRST)
+    assert found is not None
+    assert found.path == inside.path
+
+
+def test_a_slow_reader_of_one_run_does_not_hold_up_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path / "results")
+    slow, quick = begin(store), begin(store, OPEN.replace("cccccc", "dddddd"))
+    entered, release = threading.Event(), threading.Event()
+    view = Follower._view
+
+    def waiting(follower: Follower) -> LiveView:
+        if follower._folder == slow:
+            entered.set()
+            assert release.wait(20)
+        return view(follower)
+
+    monkeypatch.setattr(Follower, "_view", waiting)
+    followers = Followers()
+    thread = threading.Thread(target=followers.view, args=(slow,))
+    thread.start()
+    try:
+        assert entered.wait(20)
+        assert followers.view(quick) is not None
+    finally:
+        release.set()
+        thread.join(20)

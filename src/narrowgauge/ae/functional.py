@@ -94,14 +94,17 @@ def _resources(of: Artifact) -> Finding:
         return missing(
             f"no minutes or no disk_gb: {listed(silent)}", "give both in experiment.toml"
         )
-    drifted = [text for part in of.parts for text in _drift(part)]
+    ratios = [each for part in of.parts for each in _ratios(part)]
+    drifted = [f"{name} {ratio:.1f} times" for name, ratio in ratios if ratio > _MOST_DRIFT]
     if drifted:
         return partly(
             f"took more than {_MOST_DRIFT:g} times what is said: {listed(drifted)}",
             "bring `minutes` up to what was measured",
         )
-    timed = sum(len(part.references) for part in of.parts)
-    return met(f"each profile says its minutes and disk; {timed} reference runs keep within twice")
+    return met(
+        f"each profile says its minutes and disk; {len(ratios)} reference runs were compared with"
+        f" their profiles and took at most {_MOST_DRIFT:g} times as long"
+    )
 
 
 def _declared(part: Part) -> Iterator[Profile]:
@@ -111,15 +114,15 @@ def _declared(part: Part) -> Iterator[Profile]:
         yield from (p for name, p in part.spec.profiles.items() if name in written)
 
 
-def _drift(part: Part) -> Iterator[str]:
+def _ratios(part: Part) -> Iterator[tuple[str, float]]:
+    """Each reference run that is of a profile as it is now: how often its minutes it took."""
     profiles = {profile.name: profile for profile in _declared(part)}
     for record in part.references:
         profile = profiles.get(record.profile)
         if profile is None or not profile.minutes or not record.seconds:
             continue
-        ratio = record.seconds / 60 / profile.minutes
-        if ratio > _MOST_DRIFT and _is_unchanged(profile, record):
-            yield f"{part.name} {record.profile} {ratio:.1f} times"
+        if _is_unchanged(profile, record):
+            yield f"{part.name} {record.profile}", record.seconds / 60 / profile.minutes
 
 
 def _is_unchanged(profile: Profile, record: Record) -> bool:
@@ -158,7 +161,12 @@ def _relevant(of: Artifact) -> Finding:
             f"remove what nothing uses; say in {UPSTREAM_FILE} whose code it is, at which commit,"
             " and what was changed",
         )
-    return met("every module of every experiment is reached from its run.py; nothing is vendored")
+    vendored = (
+        f"others' code, with its origin: {listed(list(of.vendored))}"
+        if of.vendored
+        else "nothing is vendored"
+    )
+    return met(f"every module of every experiment is reached from its run.py; {vendored}")
 
 
 def _orphans(part: Part) -> list[str]:

@@ -11,6 +11,7 @@ from narrowgauge.ae import available, functional, reproduced
 from narrowgauge.ae.artifact import Artifact
 from narrowgauge.ae.findings import Criterion, Finding, Standing
 from narrowgauge.errors import ExitCode, UnknownNameError
+from narrowgauge.terminal import plain
 
 __all__ = ["CRITERIA", "FORMAT", "Answer", "examine", "exit_code", "explain", "json_text", "table"]
 
@@ -91,10 +92,10 @@ def json_text(answers: Sequence[Answer]) -> str:
 
 
 def _filled(text: str, begin: str) -> list[str]:
-    # Findings quote files and records: nothing in them may steer a terminal.
-    plain = "".join(char if char.isprintable() else " " for char in text)
+    # Findings quote files and records, and problems are several lines.
+    words = plain(" ".join(text.split()))
     return textwrap.wrap(
-        plain, _WIDTH, initial_indent=begin, subsequent_indent=" " * len(begin),
+        words, _WIDTH, initial_indent=begin, subsequent_indent=" " * len(begin),
         break_on_hyphens=False,
     )  # fmt: skip
 

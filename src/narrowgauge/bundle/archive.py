@@ -7,6 +7,7 @@ nothing was damaged, not who made it: whoever can write a bundle can seal anothe
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -35,12 +36,18 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 #: No deflated byte stands for more than 1032.
 _MOST_RATIO = 1100
 _ENCRYPTED = 0x1
+#: More than any bundle unpacks to: images of all targets are some 200 GB.
+_MOST_BYTES = 1 << 40
+#: Before a file's bytes an archive has at least so many of header.
+_HEADER_BYTES = 30
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_archive(path: Path, files: Sequence[Hashed]) -> str:
     """Write `files` and their SHA256SUMS to `path`, sealed, whole or not at all; its sha256.
 
-    Raises UsageError where a file has changed since it was hashed, DiskFull.
+    Raises UsageError where a file has changed since it was hashed, or where something cannot be
+    read or written; DiskFull.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -54,7 +61,13 @@ def write_archive(path: Path, files: Sequence[Hashed]) -> str:
         _seal(partial)
         os.replace(partial, path)
     except OSError as error:
-        raise disk_full(path, "the bundle", next_step="--out FILE elsewhere") from error
+        if error.errno in _FULL:
+            raise disk_full(path, "the bundle", next_step="--out FILE elsewhere") from error
+        raise UsageError(
+            f"cannot write the bundle {path}",
+            why=str(error),
+            next_step="--out FILE elsewhere, or see to the file that it names",
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
     return sha256_file(path)
@@ -197,7 +210,23 @@ def _checked(infos: Sequence[zipfile.ZipInfo], path: Path) -> dict[str, zipfile.
                 next_step="do not unpack it; nothing was unpacked here",
             )
         found[info.orig_filename.casefold()] = info
+    problem = _together_problem(infos)
+    if problem:
+        raise BundleDamaged(f"{path} is no archive that a bundle is", why=problem, next_step=_AGAIN)
     return {info.orig_filename: info for info in found.values()}
+
+
+def _together_problem(infos: Sequence[zipfile.ZipInfo]) -> str:
+    """Bombs that no single file shows: many that share their bytes, or too much in all."""
+    end = 0
+    for info in sorted(infos, key=lambda each: each.header_offset):
+        if info.header_offset < end:
+            return f"{info.orig_filename!a} shares bytes with another file"
+        name = len(info.orig_filename.encode("utf-8", "surrogatepass"))
+        end = info.header_offset + _HEADER_BYTES + name + info.compress_size
+    if sum(info.file_size for info in infos) > _MOST_BYTES:
+        return f"it unpacks to more than {_MOST_BYTES / 2**40:g} TiB"
+    return ""
 
 
 def _entry_problem(info: zipfile.ZipInfo) -> str:

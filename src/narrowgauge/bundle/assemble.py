@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from narrowgauge.bundle.archive import write_archive
 from narrowgauge.bundle.crate import crate_text
@@ -24,15 +23,17 @@ from narrowgauge.bundle.entries import (
 from narrowgauge.bundle.images import ImagesIn, take_images
 from narrowgauge.bundle.manifest import Contents, Kind, LeftOut, Manifest, RunIn, joined
 from narrowgauge.bundle.occasions import take_occasions
+from narrowgauge.bundle.page import REPORT_FILE, report_page
 from narrowgauge.bundle.readme import readme_text
 from narrowgauge.bundle.runs import BundledRun, take_runs
-from narrowgauge.bundle.source import SOURCE_FOLDER, take_source
-from narrowgauge.bundle.statement import test_result
+from narrowgauge.bundle.source import SCRATCH_PREFIX, take_source
+from narrowgauge.bundle.statement import statement_of
 from narrowgauge.bundle.verdicts import judge_runs
 from narrowgauge.checkout import Checkout, git_facts
 from narrowgauge.errors import UsageError
 from narrowgauge.images.client import BuildClient
 from narrowgauge.judge.model import Judged
+from narrowgauge.reproduce.occasions import labelled
 from narrowgauge.store import Entry as StoredRun
 from narrowgauge_contract import __version__
 from narrowgauge_contract.codec import dumps
@@ -50,7 +51,7 @@ class BundleRequest:
     """What to bundle, to where. `results`: the folder that `stored` are of. `now`: seconds since
     the epoch.
 
-    `report` makes files of the verdicts. `client` gives the engine's command where images are
+    `client` gives the engine's command where images are
     wanted; None leaves all of them out.
     """
 
@@ -61,7 +62,6 @@ class BundleRequest:
     out: Path
     machine: MachineFacts
     now: float
-    report: Callable[[Judged], tuple[Entry, ...]] | None = None
     client: Callable[[], BuildClient] | None = None
     force: bool = False
 
@@ -95,18 +95,13 @@ def make_bundle(request: BundleRequest, say: Say) -> Made:
     out_folder = request.out.absolute().parent
     if not out_folder.is_dir():
         raise UsageError(f"there is no folder {out_folder} for the bundle")
-    with tempfile.TemporaryDirectory(prefix=".narrowgauge-bundle-", dir=out_folder) as scratch:
+    # Before the scratch folder is there, which may lie in the checkout.
+    source = _source(request, runs)
+    with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, dir=out_folder) as scratch:
         images = _images(request, runs, Path(scratch), say)
-        source = take_source(request.checkout)
-        judged = judge_runs(
-            request.checkout.experiments,
-            [run.record for run in runs],
-            now=request.now,
-            git=git_facts(request.checkout.root),
-            replay=False,
-        )
-        around = _around(request, runs, judged)
         occasions = take_occasions(request.results, frozenset(run.record.run_id for run in runs))
+        judged = _judged(request, runs, occasions)
+        around = _around(request, runs, judged)
         parts = (*(run.contents for run in runs), occasions, source, images.contents, around)
         contents = joined(parts)
         left_out = (*refused, *contents.left_out, *_never_in(runs))
@@ -117,6 +112,27 @@ def make_bundle(request: BundleRequest, say: Say) -> Made:
         sha256 = write_archive(request.out, files)
     size = request.out.stat().st_size
     return Made(request.out, sha256, size, len(files) + 1, manifest)
+
+
+def _judged(request: BundleRequest, runs: Sequence[BundledRun], occasions: Contents) -> Judged:
+    judged = judge_runs(
+        request.checkout.experiments,
+        [run.record for run in runs],
+        now=request.now,
+        git=git_facts(request.checkout.root),
+        replay=False,
+    )
+    kept = (each.source for each in occasions.entries if each.name.endswith("/judged.json"))
+    return labelled(judged, [path for path in kept if path is not None])
+
+
+def _source(request: BundleRequest, runs: Sequence[BundledRun]) -> Contents:
+    experiments = {run.record.experiment for run in runs}
+    never = [request.out.absolute(), request.out.resolve()]
+    results = request.results.resolve()
+    if request.checkout.root in results.parents:
+        never.append(results)
+    return take_source(request.checkout, request.kind, experiments, never)
 
 
 def _images(
@@ -146,8 +162,8 @@ def _around(request: BundleRequest, runs: Sequence[BundledRun], judged: Judged) 
     entries = [
         Entry(name, what, content=dumps(body).encode()) for name, (what, body) in documents.items()
     ]
-    if request.report is not None:
-        entries += request.report(judged)
+    page = report_page(judged, [run.record for run in runs])
+    entries.append(Entry(REPORT_FILE, "the verdicts as a page", content=page))
     return Contents(tuple(entries))
 
 
@@ -199,28 +215,15 @@ def _described(
     files: tuple[Hashed, ...],
 ) -> tuple[Hashed, ...]:
     """The files with the statement about them and the crate that lists all of them."""
-    said = dumps(_statement(judged, runs, images, files)).encode()
+    statement = statement_of(
+        judged,
+        {each.entry.name: each.sha256 for each in files},
+        [run.folder for run in runs],
+        [image.facts for image in images.images],
+    )
+    said = dumps(statement).encode()
     entry = Entry(STATEMENT_FILE, "the verdicts as an in-toto statement", content=said)
     files = (*files, *hashed([entry]))
     name = f"Narrowgauge {manifest.kind} bundle"
     crate = Entry(CRATE_FILE, "this crate", content=crate_text(manifest, runs, files, name))
     return (*files, *hashed([crate]))
-
-
-def _statement(
-    judged: Judged, runs: Sequence[BundledRun], images: ImagesIn, files: Sequence[Hashed]
-) -> Mapping[str, Any]:
-    records = {f"{run.folder}/record.json" for run in runs}
-    used = tuple(image.facts for image in images.images)
-    claims = f"{SOURCE_FOLDER}/experiments/"
-    return test_result(
-        judged,
-        {each.entry.name: each.sha256 for each in files if each.entry.name in records},
-        {
-            each.entry.name: each.sha256
-            for each in files
-            if each.entry.name.startswith(claims) and each.entry.name.endswith("/claims.toml")
-        },
-        used,
-        VERDICTS_FILE,
-    )

@@ -8,13 +8,13 @@ from pathlib import Path
 from narrowgauge.bundle.entries import Entry, name_problem
 from narrowgauge.bundle.manifest import Contents, LeftOut
 from narrowgauge.judge.gather import load_judged
-from narrowgauge.reproduce.conclude import JUDGED_FOLDER
 from narrowgauge.reproduce.journal import FOLDER as REPRODUCE_FOLDER
+from narrowgauge.reproduce.occasions import occasions_in
 from narrowgauge_contract.errors import NarrowgaugeError
 
-__all__ = ["take_occasions"]
+__all__ = ["OCCASIONS_FOLDER", "take_occasions"]
 
-_PLACE = "occasions"
+OCCASIONS_FOLDER = "occasions"
 _STEPS = ("plan.json", "journal.jsonl")
 
 
@@ -22,7 +22,7 @@ def take_occasions(results: Path, run_ids: frozenset[str]) -> Contents:
     """The occasions that rest on any of these runs; what cannot be read is left out by name."""
     entries: list[Entry] = []
     left_out: list[LeftOut] = []
-    for path in sorted((results / JUDGED_FOLDER).glob("2*.json")):
+    for path in reversed(occasions_in(results)):
         problem = name_problem(path.name)
         if problem:
             left_out.append(LeftOut(f"the occasion {path.name!a}", problem))
@@ -39,8 +39,12 @@ def take_occasions(results: Path, run_ids: frozenset[str]) -> Contents:
 
 def _of(results: Path, judged: Path) -> Iterator[Entry]:
     name = judged.stem
-    yield Entry(f"{_PLACE}/{name}/judged.json", f"what was judged at {name}", source=judged)
+    yield Entry(
+        f"{OCCASIONS_FOLDER}/{name}/judged.json", f"what was judged at {name}", source=judged
+    )
     for file in _STEPS:
         path = results / REPRODUCE_FOLDER / name / file
         if path.is_file() and not path.is_symlink():
-            yield Entry(f"{_PLACE}/{name}/{file}", f"how it was run at {name}", source=path)
+            yield Entry(
+                f"{OCCASIONS_FOLDER}/{name}/{file}", f"how it was run at {name}", source=path
+            )

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from narrowgauge.bundle.entries import VERDICTS_FILE
+from narrowgauge.bundle.source import SOURCE_FOLDER
 from narrowgauge.judge.model import Judged, Judgement
 from narrowgauge_contract.claims import Verdict
 from narrowgauge_contract.record import ImageFacts
 
-__all__ = ["PREDICATE_TYPE", "STATEMENT_TYPE", "test_result"]
+__all__ = ["PREDICATE_TYPE", "STATEMENT_TYPE", "statement_of", "test_result"]
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://in-toto.io/attestation/test-result/v0.1"
@@ -24,6 +26,29 @@ _PASSED: Verdicts = (Verdict.REPRODUCED,)
 _WARNED: Verdicts = (Verdict.REPRODUCED_TREND, Verdict.UNSTABLE)
 _FAILED: Verdicts = (Verdict.NOT_REPRODUCED, Verdict.INVALID)
 _SHA256 = "sha256:"
+_CLAIMS_FOLDER = f"{SOURCE_FOLDER}/experiments/"
+
+
+def statement_of(
+    judged: Judged,
+    digests: Mapping[str, str],
+    folders: Iterable[str],
+    images: Sequence[ImageFacts],
+) -> dict[str, Any]:
+    """The statement of a bundle, by the sha256 of each of its files: about the records in `folders`
+    and the images, judged by the claims among its sources."""
+    records = {f"{folder}/record.json" for folder in folders}
+    return test_result(
+        judged,
+        {name: digest for name, digest in digests.items() if name in records},
+        {
+            name: digest
+            for name, digest in digests.items()
+            if name.startswith(_CLAIMS_FOLDER) and name.endswith("/claims.toml")
+        },
+        images,
+        VERDICTS_FILE,
+    )
 
 
 def test_result(

@@ -13,6 +13,7 @@ from typing import Any
 from zipfile import BadZipFile
 
 from narrowgauge.bundle.archive import SealedZip, Unpacked, open_shelf
+from narrowgauge.bundle.conclusions import contradictions
 from narrowgauge.bundle.entries import (
     BUNDLE_FILE,
     BUNDLE_FORMAT,
@@ -24,12 +25,13 @@ from narrowgauge.bundle.entries import (
     parse_sums,
 )
 from narrowgauge.bundle.manifest import Manifest
+from narrowgauge.bundle.runs import run_folder_in_bundle
 from narrowgauge.bundle.source import SOURCE_FOLDER
-from narrowgauge.bundle.verdicts import differing, judge_runs
+from narrowgauge.bundle.verdicts import judge_runs
 from narrowgauge.catalog import EXPERIMENT_FILE
 from narrowgauge.errors import BundleDamaged
 from narrowgauge.judge.gather import CLAIMS_FILE
-from narrowgauge.judge.model import Judged
+from narrowgauge.judge.model import Judged, Occasion
 from narrowgauge_contract import __version__
 from narrowgauge_contract.codec import decode
 from narrowgauge_contract.errors import NarrowgaugeError
@@ -101,7 +103,7 @@ class _Check:
 
     def __init__(self, shelf: SealedZip | Unpacked) -> None:
         self._shelf = shelf
-        self._sound: set[str] = set()
+        self._sound: dict[str, str] = {}
         self.problems: list[str] = []
         self.notes: list[str] = []
         self.bytes = 0
@@ -128,7 +130,7 @@ class _Check:
             elif found != sums[name]:
                 self.problems.append(f"{name} was changed: {found or 'it cannot be read'}")
             else:
-                self._sound.add(name)
+                self._sound[name] = found
         self.problems += [f"{name} is missing" for name in sums if name not in self._shelf.names]
 
     def documents(self) -> None:
@@ -202,10 +204,20 @@ class _Check:
             body = self._json(name)
             if body is None:
                 continue
+            folder = name.rpartition("/")[0]
             try:
-                yield name.rpartition("/")[0], parse_record(body, name)
+                record = parse_record(body, name)
             except NarrowgaugeError as error:
                 self.problems.append(error.what)
+                continue
+            problem = _misplaced(record, folder)
+            if problem:
+                self.problems.append(
+                    f"{name} names the run {record.run_id!a} of the experiment"
+                    f" {record.experiment!a}: {problem}"
+                )
+                continue
+            yield folder, record
 
     def _runs_agree(self, records: Mapping[str, Record]) -> None:
         if self.manifest is None:
@@ -238,9 +250,10 @@ class _Check:
             {run.folder: run.same_experiment for run in self.manifest.runs} if self.manifest else {}
         )
         with tempfile.TemporaryDirectory(prefix="narrowgauge-verify-") as scratch:
-            for experiment in sorted({record.experiment for record in records.values()}):
+            experiments = sorted({record.experiment for record in records.values()})
+            for number, experiment in enumerate(experiments):
                 prefix = f"{SOURCE_FOLDER}/experiments/{experiment}/"
-                root = Path(scratch, experiment)
+                root = Path(scratch, str(number), experiment)
                 self.copy_below(prefix, root)
                 found = tree_hash([root]) if root.is_dir() else ""
                 for folder, record in records.items():
@@ -257,13 +270,18 @@ class _Check:
                         )
 
     def copy_below(self, prefix: str, root: Path) -> None:
-        """Copy the sound files whose names begin with `prefix` below `root`, or the one of that
-        name to it."""
+        """Copy the sound files whose names begin with `prefix` below `root`. Raises BundleDamaged
+        where two of the names cannot be together on a disk."""
         for name in sorted(self._sound):
             if name.startswith(prefix):
-                path = root / name.removeprefix(prefix) if name != prefix else root
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(self._read(name))
+                self._copy(name, root / name.removeprefix(prefix))
+
+    def _copy(self, name: str, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self._read(name))
+        except OSError as error:
+            raise BundleDamaged(f"{name} cannot be written to a disk", why=str(error)) from error
 
     def _crate(self, records: Mapping[str, Record]) -> None:
         body = self._json(CRATE_FILE)
@@ -298,27 +316,49 @@ class _Check:
         """Judge the records here by the claims here, and compare: so said, so it is."""
         body = self._json(VERDICTS_FILE)
         if body is None:
-            self.notes.append("it holds no verdicts that can be read")
+            self.problems.append("it holds no verdicts that can be read")
             return
+        try:
+            said = decode(Judged, body, VERDICTS_FILE)
+            found = self._judged(records, said.occasion)
+        except NarrowgaugeError as error:
+            self.problems.append(f"the verdicts cannot be had again: {error.what}")
+            return
+        self.verdicts = len(found.judgements)
+        if self.manifest is None:
+            return
+        made_by = self.manifest.version
+        if said.occasion.version != made_by:
+            self.problems.append(
+                f"{BUNDLE_FILE} is of version {made_by!a}, {VERDICTS_FILE} of another"
+            )
+        lines = contradictions(said, found, self.manifest, records, self._sound, self._if_sound)
+        if made_by == __version__:
+            self.problems += lines
+        else:
+            judge = f"made by version {made_by}, and judged here by {__version__}"
+            self.notes += [f"{each} ({judge})" for each in lines]
+
+    def _judged(self, records: list[Record], occasion: Occasion) -> Judged:
         with tempfile.TemporaryDirectory(prefix="narrowgauge-verify-") as scratch:
             for name in sorted({record.experiment for record in records}):
                 for file in (EXPERIMENT_FILE, CLAIMS_FILE):
-                    self.copy_below(
-                        f"{SOURCE_FOLDER}/experiments/{name}/{file}", Path(scratch, name, file)
-                    )
-            try:
-                said = decode(Judged, body, VERDICTS_FILE)
-                occasion = said.occasion
-                found = judge_runs(
-                    Path(scratch), records, now=occasion.made_utc, git=occasion.git, replay=True
-                )
-            except NarrowgaugeError as error:
-                self.problems.append(f"the verdicts cannot be had again: {error.what}")
-                return
-        self.verdicts = len(found.judgements)
-        different = differing(said, found)
-        if occasion.version == __version__:
-            self.problems += different
-        else:
-            judge = f"judged by version {occasion.version}, and here by {__version__}"
-            self.notes += [f"{each} ({judge})" for each in different]
+                    source = f"{SOURCE_FOLDER}/experiments/{name}/{file}"
+                    if source in self._sound:
+                        self._copy(source, Path(scratch, name, file))
+            return judge_runs(
+                Path(scratch), records, now=occasion.made_utc, git=occasion.git, replay=True
+            )
+
+    def _if_sound(self, name: str) -> bytes | None:
+        return self._read(name) if name in self._sound else None
+
+
+def _misplaced(record: Record, folder: str) -> str:
+    """Why a record cannot be that of its folder; empty where it can. What a record says becomes a
+    path only after this."""
+    for word in (record.experiment, record.run_id):
+        problem = "it leads elsewhere" if "/" in word else name_problem(word)
+        if problem:
+            return problem
+    return "" if run_folder_in_bundle(record) == folder else f"that is not {folder}"

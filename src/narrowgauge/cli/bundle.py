@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,15 +12,12 @@ import typer
 
 from narrowgauge.cli import complete
 from narrowgauge.cli.options import Json, Project, Results, checkout_of, note, results_root
+from narrowgauge.terminal import plain
 
 if TYPE_CHECKING:
     from narrowgauge.bundle.assemble import Made
-    from narrowgauge.bundle.entries import Entry as BundleEntry
     from narrowgauge.bundle.verify import Verification
-    from narrowgauge.checkout import Checkout
     from narrowgauge.images.client import BuildClient
-    from narrowgauge.judge.model import Judged
-    from narrowgauge.store import Store
 
 __all__ = ["register"]
 
@@ -81,7 +77,6 @@ def bundle(
         out=out or Path(f"narrowgauge-{kind}.zip"),
         machine=machine_facts(),
         now=time.time(),
-        report=partial(_report, store, checkout),
         client=_client if images else None,
         force=force,
     )
@@ -113,17 +108,6 @@ def verify_bundle(
         )
 
 
-def _report(store: Store, checkout: Checkout, judged: Judged) -> tuple[BundleEntry, ...]:
-    """The page that shows the verdicts, as `narrowgauge report` writes it."""
-    from narrowgauge.bundle.entries import Entry
-    from narrowgauge.report.cards import find_cards
-    from narrowgauge.report.content import build
-    from narrowgauge.report.html import html_report
-
-    page = html_report(build(judged, find_cards(judged.run_ids, store, checkout.experiments)))
-    return (Entry("report.html", "the verdicts as a page", content=page.encode()),)
-
-
 def _client() -> BuildClient:
     from narrowgauge.images.client import find_client
 
@@ -138,7 +122,7 @@ def _made_text(made: Made) -> str:
     ]
     if manifest.left_out:
         lines += ["left out:"]
-        lines += [f"  {_plain(left.what)}: {_plain(left.why)}" for left in manifest.left_out]
+        lines += [f"  {plain(left.what)}: {plain(left.why)}" for left in manifest.left_out]
     lines.append(f"check it anywhere, offline: narrowgauge verify-bundle {made.path}")
     return "\n".join(lines)
 
@@ -162,9 +146,9 @@ def _found_text(found: Verification) -> str:
         lines.append(f"sha256 {found.sha256}")
     if found.manifest is not None:
         kind = found.manifest.kind
-        lines.append(f"a {_plain(kind)} bundle, {len(found.manifest.left_out)} things left out")
+        lines.append(f"a {plain(kind)} bundle, {len(found.manifest.left_out)} things left out")
     lines.append(f"{found.verdicts} verdicts had again from the records")
-    lines += [f"note: {_plain(each)}" for each in found.notes]
+    lines += [f"note: {plain(each)}" for each in found.notes]
     lines.append("whole" if found.whole else f"{len(found.problems)} things are wrong")
     return "\n".join(lines)
 
@@ -188,8 +172,3 @@ def _found_json(found: Verification) -> str:
         indent=2,
         sort_keys=True,
     )
-
-
-def _plain(text: str) -> str:
-    """Without characters that steer a terminal: texts come from records and from other people."""
-    return "".join(char if char.isprintable() else " " for char in text)

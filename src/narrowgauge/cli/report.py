@@ -11,6 +11,7 @@ import typer
 from narrowgauge.cli.options import Project, Results, checkout_of, note, results_root
 
 if TYPE_CHECKING:
+    from narrowgauge.checkout import Checkout
     from narrowgauge.judge.model import Judged
     from narrowgauge.report.content import Report
     from narrowgauge.store import Store
@@ -47,8 +48,8 @@ def report(
     ] = False,
     judged: Annotated[
         Path | None,
-        typer.Option("--judged", metavar="FILE", help="What reproduce judged, instead of judging"
-                     " the stored records now."),
+        typer.Option("--judged", metavar="FILE", help="What reproduce judged. Default: its newest,"
+                     " where no record or claim is newer; else the stored records, judged now."),
     ] = None,
     replay: Annotated[
         bool, typer.Option("--replay", help="Judge the reference records of the checkout; labelled"
@@ -81,18 +82,44 @@ def report(
 def _judge(
     judged: Path | None, replay: bool, results: Path | None, project: Path | None
 ) -> tuple[Judged, Report, Store]:
-    from narrowgauge.judge.gather import judge_references, judge_stored, load_judged
-    from narrowgauge.report.cards import find_cards
-    from narrowgauge.report.content import build
+    from narrowgauge.judge.gather import judge_references, judge_with_records, load_judged
+    from narrowgauge.report.assembled import assemble
+    from narrowgauge.reproduce.occasions import labelled, occasions_in
     from narrowgauge.store import Store
 
     checkout = checkout_of(project)
     store = Store(results_root(results, checkout))
     if judged is not None:
         found = load_judged(judged)
+    elif replay:
+        found = judge_references(checkout)
     else:
-        found = judge_references(checkout) if replay else judge_stored(checkout, store)
-    return found, build(found, find_cards(found.run_ids, store, checkout.experiments)), store
+        latest = _latest(store, checkout)
+        if latest is None:
+            fresh, records = judge_with_records(checkout, store)
+            found = labelled(fresh, occasions_in(store.root))
+            view = assemble(found, store, checkout.experiments, records.by_experiment)
+            return found, view, store
+        found = latest
+    return found, assemble(found, store, checkout.experiments), store
+
+
+def _latest(store: Store, checkout: Checkout) -> Judged | None:
+    """What reproduce judged last, where that is still so; says where it comes from."""
+    from narrowgauge.judge.gather import load_judged
+    from narrowgauge.reproduce.occasions import latest_judged
+    from narrowgauge_contract.errors import DamagedRecordError
+
+    path = latest_judged(store.root, checkout.experiments)
+    if path is None:
+        return None
+    try:
+        found = load_judged(path)
+    except DamagedRecordError as error:
+        note(f"the stored records are judged now: {error.what}")
+        return None
+    note(f"as judged by reproduce: {path}")
+    return found
 
 
 def _text(form: str, view: Report, judged: Judged) -> str:
@@ -135,7 +162,9 @@ def serve(
     results: Results = None,
     project: Project = None,
 ) -> None:
-    """A local page of the results, read-only, on 127.0.0.1: runs, comparisons, the report."""
+    """A local page of the results, read-only, on 127.0.0.1: runs, comparisons, the report.
+
+    Everybody who has an account on this machine can read it."""
     from narrowgauge.serve.server import serve_results
     from narrowgauge.store import Store
 

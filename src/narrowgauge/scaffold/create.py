@@ -38,7 +38,8 @@ def create_experiment(checkout: Checkout, name: str, title: str) -> Path:
         )
     folder = checkout.experiments / name
     try:
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=checkout.experiments) as scratch:
+        # Beside the experiments, not among them, where a listing would take it for one.
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=checkout.root) as scratch:
             made = Path(scratch, name)
             _write(made, name, title)
             os.replace(made, folder)

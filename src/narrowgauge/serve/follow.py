@@ -4,7 +4,9 @@ so that following a long run does not read it all again every second."""
 from __future__ import annotations
 
 import math
+import os
 import re
+import stat
 import threading
 import time
 from collections import OrderedDict, deque
@@ -26,6 +28,7 @@ _MOST_LINES, _MOST_BYTES, _MOST_LETTERS = 200, 16_384, 3500
 #: More curves than these do not fit a page; more values of one are not kept.
 _MOST_METRICS, _MOST_VALUES = 8, 20_000
 _MOST_FOLLOWERS = 8
+_LOG_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ENERGY_UNITS = ("J", "W")
 #: Colours of a terminal, which a page cannot show. What else acts on a terminal is made visible.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -53,6 +56,7 @@ class Follower:
     def __init__(self, folder: RunFolder) -> None:
         """Raises DamagedRecordError where the run's job cannot be read."""
         self._folder = folder
+        self._lock = threading.Lock()
         self._tail = EventTail(folder.events_path)
         self._progress = Progress(folder.job())
         self._log: deque[str] = deque(maxlen=_MOST_LINES)
@@ -62,7 +66,11 @@ class Follower:
         self._odd = 0
 
     def view(self) -> LiveView:
-        """Read what is new and say how the run stands."""
+        """Read what is new and say how the run stands. One thread at a time; others wait."""
+        with self._lock:
+            return self._view()
+
+    def _view(self) -> LiveView:
         for event in self._tail.poll():
             try:
                 self._add(event)
@@ -114,9 +122,15 @@ class Follower:
         return _COLOURS.sub("", "\n".join([*self._log, *self._lab_log()]))
 
     def _lab_log(self) -> list[str]:
-        """The end of what a native run printed; a container's log is with the engine."""
+        """The end of what a native run printed; a container's log is with the engine.
+
+        What ran wrote into this folder: a link there may lead to any file, and a pipe never ends.
+        """
         try:
-            with open(self._folder.path / _LOG_FILE, "rb") as stream:
+            descriptor = os.open(self._folder.path / _LOG_FILE, _LOG_FLAGS)
+            with open(descriptor, "rb") as stream:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    return []
                 stream.seek(0, 2)
                 stream.seek(max(0, stream.tell() - _MOST_BYTES))
                 text = stream.read(_MOST_BYTES).decode("utf-8", errors="replace")
@@ -134,16 +148,17 @@ class Followers:
 
     def view(self, folder: RunFolder) -> LiveView | None:
         """How a run stands; None where it cannot be followed (its job is damaged)."""
+        try:
+            return self._follower(folder).view()
+        except (NarrowgaugeError, OSError, KeyError):
+            return None
+
+    def _follower(self, folder: RunFolder) -> Follower:
+        # Only finding it is done under the lock of all: a long run must not keep others waiting.
         key = str(folder.path)
         with self._lock:
-            try:
-                follower = self._known.pop(key, None) or Follower(folder)
-            except (NarrowgaugeError, OSError, KeyError):
-                return None
+            follower = self._known.pop(key, None) or Follower(folder)
             self._known[key] = follower
             while len(self._known) > _MOST_FOLLOWERS:
                 self._known.popitem(last=False)
-            try:
-                return follower.view()
-            except OSError:
-                return None
+            return follower

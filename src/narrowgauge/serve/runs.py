@@ -97,13 +97,16 @@ def _line(run: Listed) -> Line:
 
 
 def find_run(store: Store, name: str) -> RunFolder | None:
-    """The run whose folder is called exactly so; None where there is none, or it is no name."""
+    """The run whose folder is called exactly so; None where there is none, it is no name, or it is
+    a link out of the results."""
     if _NAME.fullmatch(name) is None:
         return None
+    root = store.root.resolve()
     for place in (store.root, *_folders(store.root)):
         folder = RunFolder(place / name)
-        if folder.job_path.is_file() or folder.recorded:
-            return folder
+        if not (folder.job_path.is_file() or folder.recorded):
+            continue
+        return folder if root in folder.path.resolve().parents else None
     return None
 
 

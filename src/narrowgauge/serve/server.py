@@ -9,12 +9,17 @@ from pathlib import Path
 
 import uvicorn
 
+from narrowgauge.catalog import EXPERIMENT_FILE
 from narrowgauge.checkout import Checkout
 from narrowgauge.errors import UsageError
-from narrowgauge.report.html import content_policy_of, html_report
+from narrowgauge.judge.gather import CLAIMS_FILE
+from narrowgauge.report.html import content_policy_of
+from narrowgauge.reproduce.conclude import JUDGED_FOLDER
 from narrowgauge.serve.app import Report, make_app
 from narrowgauge.serve.guard import hosts_of
 from narrowgauge.store import Store
+from narrowgauge_contract.outcome import OUTCOME_FILE
+from narrowgauge_contract.record import RECORD_FILE
 
 __all__ = ["bind", "report_of", "serve_results", "server_on"]
 
@@ -29,6 +34,7 @@ def serve_results(store: Store, checkout: Checkout, port: int, say: Callable[[st
         server = server_on(listening, store, report_of(store, checkout))
         address = f"http://{_ADDRESS}:{listening.getsockname()[1]}/"
         say(f"results of {store.root} on {address} (Ctrl-C ends)")
+        say("every user of this machine can read that; nobody on another one can")
         server.run(sockets=[listening])
 
 
@@ -77,12 +83,11 @@ def report_of(store: Store, checkout: Checkout) -> Report:
         state = _state(store, checkout.experiments)
         if state not in known:
             from narrowgauge.judge.gather import judge_stored
-            from narrowgauge.report.cards import find_cards
-            from narrowgauge.report.content import build
+            from narrowgauge.report.assembled import assemble_page
+            from narrowgauge.reproduce.occasions import labelled, occasions_in
 
-            judged = judge_stored(checkout, store)
-            cards = find_cards(judged.run_ids, store, checkout.experiments)
-            page = html_report(build(judged, cards))
+            judged = labelled(judge_stored(checkout, store), occasions_in(store.root))
+            page = assemble_page(judged, store, checkout.experiments)
             known.clear()
             known[state] = page, content_policy_of()
         return known[state]
@@ -91,9 +96,16 @@ def report_of(store: Store, checkout: Checkout) -> Report:
 
 
 def _state(store: Store, experiments: Path) -> tuple[tuple[str, int], ...]:
-    """When each record and each page of claims was written."""
-    paths = [*store.root.glob("*/*/record.json"), *store.root.glob("*/record.json")]
-    paths += experiments.glob("*/claims.toml")
+    """When each file that judging reads was written."""
+    paths = [
+        path
+        for name in (RECORD_FILE, OUTCOME_FILE)
+        for depth in ("*", "*/*", "*/*/out")
+        for path in store.root.glob(f"{depth}/{name}")
+    ]
+    paths += store.root.glob(f"{JUDGED_FOLDER}/2*.json")
+    for name in (CLAIMS_FILE, EXPERIMENT_FILE):
+        paths += experiments.glob(f"*/{name}")
     found = []
     for path in sorted(paths):
         try:
