@@ -51,7 +51,7 @@ def sweep(ctx: RowContext, shapes: Sequence[LayerShape], library: Library) -> No
             f"a sweep cannot be over maps={parameters['maps']}", next_step=", ".join(PATTERNS)
         )
     shares = [each / 100 for each in numbers_in(parameters["sweep_zeros"], 0, 100)]
-    batches = [round(each) for each in numbers_in(parameters["sweep_batches"], 1, 4096)]
+    batches = [int(each) for each in numbers_in(parameters["sweep_batches"], 1, 4096, whole=True)]
     points: List[Point] = []
     for batch in batches:
         for share in shares:
@@ -64,14 +64,18 @@ def sweep(ctx: RowContext, shapes: Sequence[LayerShape], library: Library) -> No
     _record(ctx, points, batches, shares)
 
 
-def numbers_in(text: str, least: float, most: float) -> List[float]:
-    """Those of a text with spaces between them, ascending. Raises BadValueError."""
+def numbers_in(text: str, least: float, most: float, whole: bool = False) -> List[float]:
+    """Those of a text with spaces between them, ascending. Raises BadValueError, also for 1.5 where
+    they are to be `whole`."""
     try:
         numbers = sorted({float(word) for word in text.split()})
     except ValueError as error:
         raise BadValueError(f"'{text}' is no list of numbers", why=str(error)) from error
-    if not numbers or numbers[0] < least or numbers[-1] > most:
+    # Not `any(outside)`: NaN is within nothing.
+    if not numbers or not all(least <= each <= most for each in numbers):
         raise BadValueError(f"'{text}' is no list of numbers from {least:g} to {most:g}")
+    if whole and any(each != int(each) for each in numbers):
+        raise BadValueError(f"'{text}' is no list of numbers that are whole")
     return numbers
 
 
@@ -83,9 +87,10 @@ def _point(ctx: RowContext, shape: LayerShape, batch: int, share: float, library
     ours = ours_of(layer, ctx.device, precision, parameters["granularity"], parameters["tune_s"])
     problem = problem_of(layer, ctx.device, precision)
     found = peers_of(problem, DENSE, parameters["plans"], parameters["plan_s"])
-    if not check(ctx, layer, precision, ours, found.peers)[0]:
+    checked = check(ctx, layer, precision, ours, found.peers)
+    if not checked.right:
         return None
-    times = measure_layer(ctx, layer, ours, found.peers)
+    times = measure_layer(ctx, layer, ours, checked.peers)
     dense = min(times.median(name) for name in times.beside)
     return Point(shape.name, batch, share, times.median(), dense)
 

@@ -2,23 +2,26 @@
 
 `cudnnConvolutionForward` takes an algorithm by its number; the graph API, whose engines the other
 peers are, names none of them. Strict float32 (FMA, no tensor cores), in NHWC as in the artefact
-where an algorithm takes that, else in NCHW. The library is the one that torch has loaded.
+and in NCHW, of which the faster one counts. The library is the one that torch has loaded.
 """
 # unverified: cuDNN GEMM algorithms by ctypes | no GPU here | run sparse-layers on a GPU
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import re
+import statistics
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
 from narrowgauge_contract.errors import NotApplicableError
+from narrowgauge_lab.measure import TimingPlan, measure_time
 
-__all__ = ["ALGORITHMS", "Gemm", "find_cudnn"]
+__all__ = ["ALGORITHMS", "LAYOUTS", "Gemm", "Kept", "all_of", "find_cudnn"]
 
 #: By the name of their column in the CSV; the numbers are cudnnConvolutionFwdAlgo_t's.
 ALGORITHMS: Dict[str, Tuple[str, int]] = {
@@ -26,12 +29,20 @@ ALGORITHMS: Dict[str, Tuple[str, int]] = {
     "t2": ("IMPLICIT_PRECOMP_GEMM", 1),
     "t3": ("GEMM", 2),
 }
-_NCHW, _NHWC, _FLOAT, _CROSS_CORRELATION, _FMA_MATH = 0, 1, 0, 1, 3
+_FLOAT, _CROSS_CORRELATION, _FMA_MATH = 0, 1, 3
+#: Orders of memory: cudnnTensorFormat_t and torch's.
+LAYOUTS: Dict[str, Tuple[int, Any]] = {
+    "NHWC": (1, torch.channels_last),
+    "NCHW": (0, torch.contiguous_format),
+}
 #: Since cuDNN 8 there is a mode that keeps products float32.
 _HAS_FMA = 8000
 _MAPS = Path("/proc/self/maps")
 _LOADED = re.compile(r"(/\S*libcudnn\.so\S*)")
 _NAMES = ("libcudnn.so.9", "libcudnn.so.8", "libcudnn.so.7")
+
+#: How the faster layout is told; it is measured again beside ours.
+_LOOK = TimingPlan(least_samples=5, limit_s=0.05, warm_up_limit_s=0.05, hide_launches=True)
 
 Pair = Tuple[int, int]
 
@@ -53,24 +64,18 @@ def find_cudnn() -> ctypes.CDLL:
 
 class Gemm:
     """One algorithm on one problem: x [B, C, H, W], weight [N, C, k, k], y [B, N, H', W'], float32
-    on one device. Raises NotApplicableError where cuDNN has no such algorithm for it."""
+    on one device, all in the order `layout`, one of LAYOUTS. Raises NotApplicableError where cuDNN
+    has no such algorithm for it."""
 
     def __init__(
         self, library: ctypes.CDLL, algorithm: int, x: torch.Tensor, weight: torch.Tensor,
-        stride: Pair, padding: Pair,
+        stride: Pair, padding: Pair, layout: str,
     ) -> None:  # fmt: skip
         self._library, self._algorithm = library, algorithm
         self._stride, self._padding = stride, padding
-        refused: List[str] = []
-        for layout, memory in ((_NHWC, torch.channels_last), (_NCHW, torch.contiguous_format)):
-            try:
-                self._prepare(layout, memory, x, weight)
-            except NotApplicableError as error:
-                refused.append(str(error.what))
-                continue
-            self.layout = "NHWC" if layout == _NHWC else "NCHW"
-            return
-        raise NotApplicableError("cuDNN has no such algorithm here", why="; ".join(refused))
+        self.layout = layout
+        number, self.memory = LAYOUTS[layout]
+        self._prepare(number, self.memory, x, weight)
 
     def _prepare(self, layout: int, memory: Any, x: torch.Tensor, weight: torch.Tensor) -> None:
         self.x = x.contiguous(memory_format=memory)
@@ -137,16 +142,42 @@ def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kept:
+    """An algorithm in its faster layout. `tried`: by layout, microseconds or why not."""
+
+    gemm: Gemm
+    tried: Dict[str, str]
+
+
 def all_of(
     x: torch.Tensor, weight: torch.Tensor, stride: Pair, padding: Pair,
     library: Optional[Callable[[], ctypes.CDLL]] = None,
-) -> Tuple[Dict[str, Gemm], Dict[str, str]]:  # fmt: skip
-    """Those that do the problem, by column, and why the others do not."""
-    found: Dict[str, Gemm] = {}
+    seconds_of: Optional[Callable[[Gemm], float]] = None,
+) -> Tuple[Dict[str, Kept], Dict[str, str]]:  # fmt: skip
+    """Those that do the problem, by column, and why the others do not. `seconds_of`: what tells the
+    faster layout."""
+    found: Dict[str, Kept] = {}
     missing: Dict[str, str] = {}
     for column, (name, number) in ALGORITHMS.items():
-        try:
-            found[column] = Gemm((library or find_cudnn)(), number, x, weight, stride, padding)
-        except NotApplicableError as error:
-            missing[column] = f"{name}: {error.what}: {error.why}" if error.why else error.what
+        made: List[Tuple[float, Gemm]] = []
+        tried: Dict[str, str] = {}
+        for layout in LAYOUTS:
+            try:
+                loaded = (library or find_cudnn)()
+                gemm = Gemm(loaded, number, x, weight, stride, padding, layout)
+            except NotApplicableError as error:
+                tried[layout] = f"{error.what}: {error.why}" if error.why else str(error.what)
+                continue
+            seconds = (seconds_of or _median)(gemm)
+            tried[layout] = f"{seconds * 1e6:.2f} µs"
+            made.append((seconds, gemm))
+        if made:
+            found[column] = Kept(min(made, key=lambda each: each[0])[1], tried)
+        else:
+            missing[column] = f"{name}: " + "; ".join(dict.fromkeys(tried.values()))
     return found, missing
+
+
+def _median(gemm: Gemm) -> float:
+    return statistics.median(measure_time(gemm, gemm.x.device, _LOOK).seconds)

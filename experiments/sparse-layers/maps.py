@@ -96,6 +96,8 @@ class _Captured:
     name: str
     maps: torch.Tensor
     weight: torch.Tensor
+    #: Which of the pictures `maps` are of.
+    images: Tuple[int, ...] = ()
 
 
 class Library:
@@ -116,8 +118,8 @@ class Library:
         found = self._all()[self._key(shape)]
         ordered = sorted(found, key=lambda each: float((each.maps > 0).double().mean()))
         chosen = ordered[len(ordered) // 2]
-        images = (torch.arange(batch) + first) % len(chosen.maps)
-        return dataclasses.replace(chosen, maps=chosen.maps[images])
+        images = tuple((first + each) % len(chosen.maps) for each in range(batch))
+        return dataclasses.replace(chosen, maps=chosen.maps[list(images)], images=images)
 
     @staticmethod
     def _key(shape: LayerShape) -> Tuple[int, ...]:
@@ -125,21 +127,26 @@ class Library:
 
     def _all(self) -> Dict[Tuple[int, ...], List[_Captured]]:
         if self._found is None:
-            self._found = {}
             sources = Sources("trained", "imagenet-20", "right", self._files)
             made = pictured(_NETWORK, sources, self._seed)
-            capture(made.model, made.images, lambda conv: conv.kernel_size == (3, 3), self._keep)
+            found: Dict[Tuple[int, ...], List[_Captured]] = {}
+            capture(
+                made.model, made.images, lambda conv: conv.kernel_size == (3, 3),
+                lambda each: _keep(found, each),
+            )  # fmt: skip
+            # Last: what failed half-way is not taken for all there is.
+            self._found = found
         return self._found
 
-    def _keep(self, found: LayerMap) -> None:
-        if found.before_relu is None:
-            return
-        conv = found.convolution
-        filters, channels, kernel, _ = conv.weight.shape
-        key = (channels, filters, kernel, conv.stride[0], found.given.shape[-1])
-        assert self._found is not None
-        captured = _Captured(found.name, found.before_relu, conv.weight.detach().clone())
-        self._found.setdefault(key, []).append(captured)
+
+def _keep(into: Dict[Tuple[int, ...], List[_Captured]], found: LayerMap) -> None:
+    if found.before_relu is None:
+        return
+    conv = found.convolution
+    filters, channels, kernel, _ = conv.weight.shape
+    key = (channels, filters, kernel, conv.stride[0], found.given.shape[-1])
+    captured = _Captured(found.name, found.before_relu, conv.weight.detach().clone())
+    into.setdefault(key, []).append(captured)
 
 
 def layer_of(
@@ -167,7 +174,7 @@ def layer_of(
                 next_step="-p maps=matched",
             )
         captured = library.layer(shape, batch, first)
-        where = f"{_NETWORK} {captured.name}, images {first} to {first + batch - 1}"
+        where = f"{_NETWORK} {captured.name}, images {' '.join(map(str, captured.images))}"
         return _made(shape, captured.maps, captured.weight, "real", where)
     generator = torch_compat.generator_for(torch.device("cpu"), seed)
     size = (batch, shape.channels, shape.size, shape.size)

@@ -1,9 +1,11 @@
 """One row of `sparse-layers`: layers by a convolution that skips zeros, checked, then timed beside
-dense ones on the same maps; or the sweep that finds from how many zeros on it is faster."""
+dense ones on the same maps; the sweep that finds from how many zeros on it is faster; or what zeros
+in weights are worth to tensor cores."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
@@ -22,9 +24,12 @@ from .peers import PEERS, Found, peers_of, problem_of
 from .selecting import selected
 from .table import write_csv, write_json
 from .times import DENSE, SELECTED, Times, measure_layer, record_layer, record_together
+from .two_to_four import halved
 
 #: By the value of the parameter `peers`.
 _ASKED: Dict[str, Tuple[str, ...]] = {"none": (), "dense": DENSE, "all": (*PEERS, SELECTED)}
+#: How long the layer that chooses is calibrated at each share of zeros, at most.
+_CALIBRATE_S = 0.5
 
 
 def run(ctx: RowContext) -> None:
@@ -34,6 +39,9 @@ def run(ctx: RowContext) -> None:
     if parameters["threads"]:
         # First of all: torch 1.8 crashes where a convolution ran with another number before.
         torch.set_num_threads(parameters["threads"])
+    if parameters["measure"] == "weights":
+        halved(ctx)
+        return
     _require_precision(parameters["precision"], ctx.device)
     shapes = layers_named(parameters["shapes"])
     library = Library(ctx.files, ctx.seed - ctx.repeat)
@@ -87,14 +95,17 @@ def _layer(
     )  # fmt: skip
     ours = ours_of(layer, ctx.device, precision, parameters["granularity"], parameters["tune_s"])
     found = _peers(ctx, layer, precision)
-    right, error, errors = check(ctx, layer, precision, ours, found.peers)
+    checked = check(ctx, layer, precision, ours, found.peers)
+    found = dataclasses.replace(
+        found, peers=checked.peers, missing={**found.missing, **checked.dropped}
+    )
     about = _about(layer, ours, found)
-    about.update(error=error, errors=errors)
+    about.update(error=checked.error, errors=checked.errors)
     facts.append(about)
-    if not right:
+    if not checked.right:
         return None
     times: Times = steadily(
-        ctx, lambda: measure_layer(ctx, layer, ours, found.peers), ctx.device,
+        ctx, lambda: measure_layer(ctx, layer, ours, checked.peers), ctx.device,
         prefix=f"{shape.name}_",
     )  # fmt: skip
     record_layer(ctx, times)
@@ -109,11 +120,10 @@ def _peers(ctx: RowContext, layer: Layer, precision: str) -> Found:
     if SELECTED not in asked:
         return found
     try:
-        chooser = selected(problem, min(parameters["limit_s"], 0.5))
+        choosing, lacking = selected(problem, min(parameters["limit_s"], _CALIBRATE_S))
     except NotApplicableError as error:
-        missing = {**found.missing, SELECTED: f"{error.what}: {error.why}"}
-        return Found(found.peers, missing, found.engines)
-    return Found((*found.peers, chooser), found.missing, found.engines)
+        choosing, lacking = (), {SELECTED: f"{error.what}: {error.why}"}
+    return Found((*found.peers, *choosing), {**found.missing, **lacking}, found.engines)
 
 
 def _about(layer: Layer, ours: Ours, found: Found) -> Dict[str, Any]:

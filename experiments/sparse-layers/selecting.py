@@ -1,8 +1,9 @@
-"""The layer that chooses between dense and sparse itself, as a network would have it."""
+"""The layer that chooses between dense and sparse itself, as a network would have it, and that very
+layer told to be either."""
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, List, Tuple
 
 import torch
 from torch import nn
@@ -11,8 +12,8 @@ from narrowgauge_contract.errors import NarrowgaugeError, NotApplicableError
 from narrowgauge_lab.layers.sparse import calibrate
 
 from .ours import sparse_layer
-from .peers import Peer, Problem
-from .times import SELECTED
+from .problem import Peer, Problem
+from .times import SELECTED, WAYS
 
 __all__ = ["selected"]
 
@@ -20,10 +21,15 @@ __all__ = ["selected"]
 _LEVELS, _PAIRS = (0.0, 0.3, 0.5, 0.7, 0.9, 0.99), 3
 
 
-def selected(problem: Problem, seconds: float) -> Peer:
-    """`SparseConv2d` calibrated for the problem's map; `seconds` for each level. Raises
-    NotApplicableError where it cannot be."""
+def selected(problem: Problem, seconds: float) -> Tuple[Tuple[Peer, ...], Dict[str, str]]:
+    """`SparseConv2d` calibrated for the problem's map, then the same layer by each way that it
+    chooses among, and why one of these is not here; `seconds` for each level. Raises
+    NotApplicableError where it cannot be calibrated."""
     x, layer = problem.x, sparse_layer(problem.shape, problem.weight, "auto")
+    if x.is_cuda and x.dtype == torch.float16:
+        # As a network at this precision has its maps; tensor cores want them so.
+        x = x.contiguous(memory_format=torch.channels_last)
+        layer = layer.to(memory_format=torch.channels_last)
     model = nn.Sequential(layer).eval()
     try:
         with torch.no_grad():
@@ -32,4 +38,15 @@ def selected(problem: Problem, seconds: float) -> Peer:
     except NarrowgaugeError as error:
         raise NotApplicableError("the layer could not be calibrated", why=error.what) from error
     about: Dict[str, Any] = {"chosen": chosen, "why": why, **found.crossover.to_fact()}
-    return Peer(SELECTED, lambda: model(x), about)
+    peers: List[Peer] = [Peer(SELECTED, lambda: model(x), about)]
+    missing: Dict[str, str] = {}
+    for name, way in WAYS.items():
+        peer = Peer(name, lambda way=way: layer.by(way, x))
+        try:
+            with torch.no_grad():
+                peer.call()
+        except NarrowgaugeError as error:
+            missing[name] = f"{error.what}: {error.why}" if error.why else error.what
+            continue
+        peers.append(peer)
+    return tuple(peers), missing

@@ -14,12 +14,13 @@ from narrowgauge_lab.measure.recording import record_samples
 
 from .gemm import ALGORITHMS
 from .maps import Layer
-from .ours import Ours
-from .peers import Peer
+from .ours import Call, Ours
+from .problem import Peer
 
 __all__ = [
     "DENSE",
     "SELECTED",
+    "WAYS",
     "Times",
     "measure_layer",
     "plan_of",
@@ -29,22 +30,29 @@ __all__ = [
 
 _WARM_UP_LIMITS = 2.0
 #: What `times_dense` is the fastest of: with their ReLU, at the row's precision.
-DENSE = ("torch", "cudnn")
+DENSE = ("torch", "torch_last", "torch_packed", "cudnn")
 #: The layer that chooses between dense and sparse itself.
 SELECTED = "selected"
+#: The same layer told what to be: by peer, what `SparseConv2d.by` is given.
+WAYS = {"selected_sparse": "sparse", "selected_dense": "dense"}
 #: Ratios of several peers: by metric, the peers of which the fastest counts.
 _FASTEST: Dict[str, Tuple[str, ...]] = {"times_gemm": tuple(ALGORITHMS), "times_dense": DENSE}
 _RATE = "macs_per_second"
+#: Ratios that a CPU records under a name of its own too, which its claims are of.
+_CPU_TOO = ("times_dense", "selector_over_best")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Times:
     """Of one layer. `samples`: of ours, alone or in turns with the first peer; `beside`: by peer,
-    ours and the peer in turns."""
+    ours and the peer in turns. `ways`: by name of WAYS, the layer told what to be and the one that
+    chooses, in turns. `device`: its type."""
 
     layer: Layer
     samples: Samples
     beside: Dict[str, Comparison]
+    ways: Dict[str, Comparison] = dataclasses.field(default_factory=dict)
+    device: str = "cpu"
 
     def median(self, peer: str = "") -> float:
         """Seconds of ours, or of a peer."""
@@ -61,18 +69,30 @@ class Times:
         for metric, names in _FASTEST.items():
             having = [name for name in names if name in self.beside]
             if having:
-                made[metric] = self.beside[min(having, key=self.median)].ratios
+                # By what was taken in turns with ours: drift between peers says nothing.
+                made[metric] = min((self.beside[name].ratios for name in having), key=_middle)
         if SELECTED in self.beside:
-            made["selector_over_best"] = self._selected()
+            made["selector_over_all"] = self._over_all()
+        if self.ways:
+            # The faster way is the one that the layer which chooses is slowest beside.
+            made["selector_over_best"] = max(
+                (way.ratios for way in self.ways.values()), key=_middle
+            )
+        if self.device == "cpu":
+            made.update({f"{name}_cpu": made[name] for name in _CPU_TOO if name in made})
         return made
 
-    def _selected(self) -> Tuple[float, ...]:
-        """Time of the layer that chooses, over that of the better one of sparse and dense."""
+    def _over_all(self) -> Tuple[float, ...]:
+        """Time of the layer that chooses, over that of the fastest of ours and the dense peers."""
         over_ours = self.beside[SELECTED].ratios
         dense = [self.median(name) for name in DENSE if name in self.beside]
         ours = self.median()
         best = min([ours, *dense])
         return tuple(ratio * ours / best for ratio in over_ours)
+
+
+def _middle(ratios: Sequence[float]) -> float:
+    return statistics.median(ratios)
 
 
 def plan_of(ctx: RowContext) -> TimingPlan:
@@ -86,19 +106,24 @@ def plan_of(ctx: RowContext) -> TimingPlan:
 
 
 def measure_layer(ctx: RowContext, layer: Layer, ours: Ours, peers: Sequence[Peer]) -> Times:
-    """Each peer in turns with ours; without any, ours alone. Records nothing."""
-    plan, device, pairs = plan_of(ctx), ctx.device, ctx.parameters["pairs"]
-    beside: Dict[str, Comparison] = {}
-    for peer in peers:
+    """Each peer in turns with ours, and the layer that chooses in turns with each of WAYS; without
+    any, ours alone. Records nothing."""
+    plan, pairs = plan_of(ctx), ctx.parameters["pairs"]
+
+    def turns(first: Call, second: Call) -> Comparison:
         try:
-            beside[peer.name] = interleave(ours.call, peer.call, device, plan, pairs)
+            return interleave(first, second, ctx.device, plan, pairs)
         except HeldTooLongError:
             # With launches in the times where so many cannot be hidden: the samples say so.
             shown = dataclasses.replace(plan, hide_launches=False)
-            beside[peer.name] = interleave(ours.call, peer.call, device, shown, pairs)
+            return interleave(first, second, ctx.device, shown, pairs)
+
+    calls = {peer.name: peer.call for peer in peers}
+    beside = {name: turns(ours.call, call) for name, call in calls.items() if name not in WAYS}
+    ways = {name: turns(calls[name], calls[SELECTED]) for name in WAYS if name in calls}
     first = next(iter(beside.values()), None)
-    samples = measure_time(ours.call, device, plan) if first is None else first.first
-    return Times(layer, samples, beside)
+    samples = measure_time(ours.call, ctx.device, plan) if first is None else first.first
+    return Times(layer, samples, beside, ways, ctx.device.type)
 
 
 def record_layer(ctx: RowContext, times: Times) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -22,17 +22,21 @@ _FIELDS = (
     ("row_group_zero_fraction", "groups_1x8"),
     ("channel_zero_fraction", "channels"),
 )
+#: The first two again, by the multiplications that read the elements: what skipping them saves.
+_BY_WORK = (("mac_zero_fraction", "elements"), ("mac_group_zero_fraction", "groups_2x4"))
 _FILE = "layers.csv"
 
 
 @dataclasses.dataclass
 class _Layer:
-    """One convolution, its zeros in each batch of images and how many images that had."""
+    """One convolution, its zeros in each batch of images and how many images that had. `reads`: how
+    many multiplications an element of its map goes into, those at edges counted whole."""
 
     name: str
     shape: Tuple[int, ...]
     window: str
     behind_relu: bool
+    reads: float
     counted: List[Tuple[int, Zeros]] = dataclasses.field(default_factory=list)
 
     def mean(self, field: str) -> float:
@@ -69,12 +73,17 @@ def _count(model: nn.Module, images: torch.Tensor, kernel: str, layers: Dict[str
     def take(found: LayerMap) -> None:
         size = tuple(found.given.shape[1:])
         window = "x".join(map(str, found.convolution.kernel_size))
-        layer = layers.setdefault(
-            found.name, _Layer(found.name, size, window, found.before_relu is not None)
-        )
+        behind, reads = found.before_relu is not None, _reads(found.convolution)
+        layer = layers.setdefault(found.name, _Layer(found.name, size, window, behind, reads))
         layer.counted.append((len(images), zeros_of(found.given)))
 
     capture(model, images, _wanted(model, kernel), take)
+
+
+def _reads(conv: nn.Conv2d) -> float:
+    """filters × k² / stride²: a convolution reads each element so often, its group's filters."""
+    (height, width), (down, across) = conv.kernel_size, conv.stride
+    return conv.out_channels / conv.groups * height * width / (down * across)
 
 
 def _wanted(model: nn.Module, kernel: str) -> Callable[[nn.Conv2d], bool]:
@@ -88,17 +97,22 @@ def _wanted(model: nn.Module, kernel: str) -> Callable[[nn.Conv2d], bool]:
 
 
 def _record(ctx: RowContext, made: Pictured, images: int, layers: List[_Layer]) -> None:
-    """Shares of all that convolutions were given, by elements; and of each layer."""
+    """Shares of all that convolutions were given, by elements and by multiplications; of the layers
+    with maps of one size; and of each layer."""
     ctx.fact("weights", made.weights)
     ctx.fact("pictures", made.pictures)
     ctx.fact("preprocessing", made.preprocessing)
     ctx.fact("images", images)
     ctx.fact("counted", len(layers))
     source = "counted" if made.trained else "counted, random weights"
-    total = sum(layer.elements for layer in layers)
     for name, field in _FIELDS:
-        share = sum(layer.elements * layer.mean(field) for layer in layers) / total
-        ctx.metric(name, share, unit="1", source=source)
+        ctx.metric(name, _share(layers, field), unit="1", source=source)
+    for name, field in _BY_WORK:
+        ctx.metric(name, _share(layers, field, by_work=True), unit="1", source=source)
+    for size in dict.fromkeys(layer.shape[1:] for layer in layers):
+        stage = [layer for layer in layers if layer.shape[1:] == size]
+        side = "x".join(map(str, size))
+        ctx.metric(f"zero_fraction.{side}", _share(stage, "elements"), unit="1", source=source)
     for name, field in _FIELDS[:2]:
         values = [layer.mean(field) for layer in layers]
         ctx.metric(f"layer_{name}", values, unit="1", source=source, index="convolution")
@@ -108,6 +122,13 @@ def _record(ctx: RowContext, made: Pictured, images: int, layers: List[_Layer]) 
         writer = csv.DictWriter(stream, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+
+
+def _share(layers: Sequence[_Layer], field: str, by_work: bool = False) -> float:
+    """The layers' mean, each counting by its elements, or by the multiplications that read them."""
+    weights = [layer.elements * (layer.reads if by_work else 1.0) for layer in layers]
+    parts = [weight * layer.mean(field) for weight, layer in zip(weights, layers)]
+    return sum(parts) / sum(weights)
 
 
 def _row(layer: _Layer) -> Dict[str, Any]:

@@ -34,6 +34,7 @@ _HELLO_S = 300.0
 _GOODBYE_S = 10.0
 _POLL_S = 0.1
 _END = -1
+# unverified: rows over two real machines, NCCL across them | one was at hand | run --node there
 #: The parameter by which an experiment says that its rows can be spread.
 _SPREADS = "nproc"
 

@@ -85,7 +85,8 @@ def _sparse(
                  wanted.device)  # fmt: skip
     layout = laid_out("auto", wanted)
     replaced = convert(fold_batch_norm(model))
-    module = converted(replaced.model, wanted, layout)
+    # Frozen, each weight is put into the kernels' order once.
+    module = converted(replaced.model, wanted, layout).requires_grad_(False)
     example = example.to(dtype=DTYPES[wanted.precision])
     with torch.no_grad():
         first = choices(module, example)

@@ -329,8 +329,7 @@ def generator_for(device: torch.device, seed: int) -> torch.Generator:
 
 def load_state(stream: BinaryIO) -> Any:
     """`torch.load` onto the CPU of tensors and plain containers; it runs nothing a file says."""
-    own = {"weights_only": True} if torch_version() >= (1, 13) else {"pickle_module": safe_pickle}
-    return torch.load(stream, map_location="cpu", **own)
+    return safe_pickle.load_tensors(stream, torch_version())
 
 
 def capturing() -> bool:

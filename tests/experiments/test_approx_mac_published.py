@@ -115,6 +115,8 @@ def test_without_a_checkout_it_is_missing_and_says_where_it_belongs() -> None:
     assert missing["adapt"].endswith("published/adapt")
 
 
+# What torch 1.8 loads for its extension loader.
+@pytest.mark.filterwarnings("ignore:the imp module is deprecated:DeprecationWarning")
 def test_what_does_not_compile_is_missing_with_the_compilers_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,17 @@ def test_cudnns_three_algorithms_compute_a_convolution(stride: int) -> None:
     assert missing == {}
     wanted = F.conv2d(x.double(), weight.double(), None, stride, 1)
     for each in found.values():
-        assert float((each().double() - wanted).abs().max()) < 1e-4
+        assert set(each.tried) == {"NHWC", "NCHW"}
+        assert float((each.gemm().double() - wanted).abs().max()) < 1e-4
+
+
+def test_halved_weights_beside_dense_ones(tmp_path: Path) -> None:
+    row = LAYERS.run(tmp_path, "measure=weights", "precision=fp16", device=GPU)
+
+    assert row.validity.valid, row.validity.reasons
+    metric = row.metric("times_2to4")
+    assert metric is not None
+    assert len(metric.values) == len(LAYERS.module("two_to_four").SIZES)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 import torch
@@ -37,6 +37,14 @@ def _value(row: Row, name: str) -> float:
 # The census.
 
 
+def _filters_and_strides() -> List[Tuple[int, int]]:
+    """Of the tiny ResNet's 3×3 convolutions."""
+    model: Any = build("resnet50-tiny")
+    stages = (getattr(model, f"layer{stage}") for stage in range(1, 5))
+    second = [stage[0].conv2 for stage in stages]
+    return [(conv.out_channels, conv.stride[0]) for conv in second]
+
+
 def test_a_census_counts_every_3x3_layer(tmp_path: Path) -> None:
     row = CENSUS.run(tmp_path)
 
@@ -54,6 +62,18 @@ def test_a_census_counts_every_3x3_layer(tmp_path: Path) -> None:
         assert one_by_one is not None
         assert one_by_one.values == pytest.approx([each[metric] for each in layers], abs=1e-5)
         assert "random weights" in one_by_one.source
+    # Of 3×3 convolutions of stride 1: elements × filters × 9, those of stride 2 a quarter.
+    work = [n * (f / s**2) for n, (f, s) in zip(sizes, _filters_and_strides())]
+    for metric, field in (
+        ("mac_zero_fraction", "zero_fraction"), ("mac_group_zero_fraction", "group_zero_fraction")
+    ):  # fmt: skip
+        wanted = sum(n * each[field] for n, each in zip(work, layers)) / sum(work)
+        assert _value(row, metric) == pytest.approx(wanted, abs=1e-5)
+    stage = [each for each in layers if each["height"] == layers[0]["height"]]
+    ones = [each["channels"] for each in stage]
+    wanted = sum(n * each["zero_fraction"] for n, each in zip(ones, stage)) / sum(ones)
+    side = layers[0]["height"]
+    assert _value(row, f"zero_fraction.{side}x{side}") == pytest.approx(wanted, abs=1e-5)
     assert 0.2 < _value(row, "zero_fraction") < 0.8
     assert _value(row, "group_zero_fraction") <= _value(row, "zero_fraction")
     text = (tmp_path / "row-0" / "layers.csv").read_text()
@@ -291,7 +311,28 @@ def test_declarations_name_what_there_is(rows: Rows) -> None:
         for selection in claim.selections:
             for name, value in selection.where.items():
                 declared = values.get(name, (spec.parameters[name].default,))
-                assert value in declared, (claim.id, name)
+                beyond = claim.id.startswith("cusnn-") and name in ("weights", "images")
+                assert (value in declared) is not beyond, (claim.id, name)
+
+
+@pytest.mark.parametrize("rows", [CENSUS, NETWORK, ENERGY], ids=lambda rows: rows.name)
+def test_published_claims_are_not_of_random_weights(rows: Rows) -> None:
+    """They come out SKIPPED where weights cannot be had."""
+    for claim in load_claims(EXPERIMENTS / rows.name / "claims.toml", rows.spec()):
+        for selection in claim.selections:
+            if claim.id.startswith("cusnn-"):
+                assert selection.where["weights"] == "trained", claim.id
+                assert selection.where["model"] not in TRAINED
+
+
+@pytest.mark.parametrize("rows", [NETWORK, ENERGY], ids=lambda rows: rows.name)
+def test_trained_weights_are_had_or_the_row_is_skipped(rows: Rows, tmp_path: Path) -> None:
+    with pytest.raises(SkippedError, match="no trained weights of densenet169 are obtainable"):
+        rows.run(tmp_path, "model=densenet169", "weights=trained", "engine=dense")
+    assert rows.job("model=resnet50-v1", "weights=trained", "images=noise").data_sets == (
+        "resnet50-v1-imagenet",
+    )
+    assert rows.parameters("input=imagenet-20")["images"] == "imagenet-20"
 
 
 @pytest.mark.parametrize("rows", [CENSUS, NETWORK, ENERGY], ids=lambda rows: rows.name)

@@ -31,7 +31,7 @@ class Emulated:
 
     def __init__(self, folder, arch="9.0"):
         self.folder, self.capability, self.backwards = folder, arch, False
-        self.launched, self.library = [], None
+        self.launched, self.library, self.recording = [], None, False
         # Parsed once for all sources, which takes the compiler longer than any of them.
         self._gcc(
             "-I", CSRC, "-x", "c++-header", EMULATED / "sparse.h", "-o", folder / "sparse.h.gch"
@@ -45,6 +45,12 @@ class Emulated:
 
     def guard(self, device):
         return contextlib.nullcontext()
+
+    def located(self, device):
+        return device
+
+    def capturing(self):
+        return self.recording
 
     def function(self, source, kernel, device):
         library = self.folder / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.so"

@@ -216,6 +216,20 @@ def test_an_nvrtc_that_knows_no_architectures_is_not_asked(nvrtc, monkeypatch):
     find_compiler.cache_clear()
 
 
+def test_an_nvrtc_that_does_not_load_leaves_it_to_the_next(monkeypatch, nvrtc, tmp_path):
+    broken = tmp_path / "libnvrtc.so.12"
+    broken.write_text("no library")
+    monkeypatch.setattr(compiling, "find_nvrtcs", lambda: (broken, nvrtc.path))
+    find_compiler.cache_clear()
+    assert find_compiler("7.0").identity == "NVRTC 11.8"
+    monkeypatch.setattr(compiling, "find_nvrtcs", lambda: (broken,))
+    monkeypatch.setattr(compiling.shutil, "which", lambda name, path=None: None)
+    find_compiler.cache_clear()
+    with pytest.raises(ToolchainMissingError, match=r"libnvrtc\.so\.12 does not load"):
+        find_compiler("7.0")
+    find_compiler.cache_clear()
+
+
 def test_what_is_no_library_is_an_error_with_its_path(tmp_path):
     broken = tmp_path / "libnvrtc.so.12"
     broken.write_text("no library")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,43 @@ def test_a_module_is_loaded_once_and_a_kernel_found_once(library, log, code):
     assert log.read_text().count("cuModuleLoadData") == 2
 
 
+def test_each_thread_is_given_a_context_and_a_device_is_retained_once(library, log):
+    driver = CudaDriver(library)
+
+    def fresh_thread():
+        driver.make_current(1)
+        driver.make_current(1)
+
+    for _ in range(2):
+        thread = threading.Thread(target=fresh_thread)
+        thread.start()
+        thread.join()
+    assert log.read_text().splitlines() == [
+        "cuDevicePrimaryCtxRetain 1", "cuCtxSetCurrent 0x21", "cuCtxSetCurrent 0x21",
+    ]  # fmt: skip
+
+
+def test_a_device_that_is_not_there_has_no_context(library, log):
+    found = []
+
+    def fresh_thread():
+        with pytest.raises(DeviceError, match="cuDeviceGet failed with 209") as caught:
+            CudaDriver(library).make_current(7)
+        found.append(caught.value.why)
+
+    thread = threading.Thread(target=fresh_thread)
+    thread.start()
+    thread.join()
+    assert found == ["no kernel image"]
+
+
 def test_much_shared_memory_is_opted_in(library, log, code):
     driver = CudaDriver(library)
-    driver.function(code, "sparse_convolve", 49152, 0)
+    driver.function(code, "sparse_convolve", 48128, 0)
     assert "cuFuncSetAttribute" not in log.read_text()
+    # With the 1 KiB that the system takes it is more than 48 KiB.
+    driver.function(code, "sparse_convolve", 49152, 0)
+    assert "cuFuncSetAttribute sparse_convolve 8 49152" in log.read_text()
     driver.function(code, "sparse_convolve", 60000, 0)
     assert "cuFuncSetAttribute sparse_convolve 8 60000" in log.read_text()
 

@@ -5,8 +5,10 @@ What the kernels compute is tested where they are: test_sparse_emulation.py, and
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
+import types
 
 import pytest
 import torch
@@ -40,22 +42,25 @@ def test_what_cannot_be_generated_is_refused(weight, stride, padding, message):
 
 
 @pytest.mark.parametrize(
-    ("batch", "dtype", "tf32", "precision", "granularity", "path"),
+    ("batch", "side", "dtype", "tf32", "precision", "granularity", "path"),
     [
-        (1, torch.float32, False, "fp32", "element", "fused"),
-        (1, torch.float32, True, "fp32", "element", "fused"),
-        (1, torch.float16, False, "fp16", "element", "fused"),
-        (4, torch.float32, False, "fp32", "element", "lists"),
-        (8, torch.float32, False, "fp32", "element", "lists"),
-        (8, torch.float32, True, "tf32", "tensor-core", "fused"),
-        (8, torch.float16, False, "fp16", "tensor-core", "fused"),
+        (1, 6, torch.float32, False, "fp32", "element", "fused"),
+        (1, 56, torch.float32, True, "fp32", "element", "fused"),
+        (1, 6, torch.float16, False, "fp16", "element", "fused"),
+        (1, 39, torch.float16, False, "fp16", "element", "fused"),
+        (1, 40, torch.float16, False, "fp16", "tensor-core", "fused"),
+        (4, 6, torch.float32, False, "fp32", "element", "lists"),
+        (8, 14, torch.float32, False, "fp32", "element", "lists"),
+        (8, 6, torch.float32, True, "tf32", "tensor-core", "fused"),
+        (8, 7, torch.float16, False, "fp16", "element", "lists"),
+        (8, 14, torch.float16, False, "fp16", "tensor-core", "fused"),
     ],
     ids=str,
 )
-def test_the_variant_follows_dtype_batch_and_layout(
-    batch, dtype, tf32, precision, granularity, path
+def test_the_variant_follows_dtype_pixels_and_layout(
+    batch, side, dtype, tf32, precision, granularity, path
 ):
-    x = torch.zeros(batch, 4, 6, 6, dtype=dtype)
+    x = torch.zeros(batch, 4, side, side, dtype=dtype)
     found = variant_of(x, True, True, False, tf32)
     assert (found.precision, found.granularity, found.path) == (precision, granularity, path)
     assert (found.layout, found.bias, found.relu_input, found.relu_output) == (
@@ -63,6 +68,36 @@ def test_the_variant_follows_dtype_batch_and_layout(
     )  # fmt: skip
     last = x.contiguous(memory_format=torch.channels_last)
     assert variant_of(last, True, True, False, tf32).layout == "nhwc"
+
+
+@pytest.mark.parametrize(
+    ("capability", "granularity"), [((7, 0), "element"), ((8, 0), "tensor-core")]
+)
+def test_cards_without_the_products_skip_by_element(monkeypatch, capability, granularity):
+    class OnCuda:
+        dtype, shape, device, is_cuda = torch.float16, (8, 4, 14, 14), torch.device("cuda"), True
+
+        def is_contiguous(self, memory_format=None):
+            return True
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert variant_of(OnCuda(), False, True, False).granularity == granularity
+
+
+@pytest.mark.parametrize(("recording", "number"), [(False, 55), (True, 0)])
+def test_calls_of_no_layer_have_memory_by_stream(monkeypatch, recording, number):
+    """One recording's stream is of its own, and what is warmed up is the default one's."""
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording, raising=False)
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=55)
+    )
+    assert sparse_generated._stream_number(torch.device("cuda:0")) == number
+
+
+def test_what_belongs_to_no_layer_keeps_no_weight():
+    assert not sparse_generated._SHARED._keeps_weights
+    assert not pickle.loads(pickle.dumps(sparse_generated._SHARED))._keeps_weights
 
 
 def test_other_dtypes_are_refused():
@@ -78,7 +113,7 @@ def test_a_layer_keeps_its_kernels_and_a_copy_has_none(monkeypatch):
         return default_tile(shape, variant, "9.0")
 
     monkeypatch.setattr(sparse_generated, "best_tile", tile)
-    monkeypatch.setattr(sparse_generated, "Convolution", lambda *given: given)
+    monkeypatch.setattr(sparse_generated, "Convolution", lambda *given, **named: (*given, named))
     generated, weight = Generated(), torch.zeros(32, 64, 3, 3)
     small, large = torch.zeros(1, 64, 7, 7), torch.zeros(1, 64, 14, 14)
     rest = (weight, (1, 1), (1, 1))
@@ -88,6 +123,10 @@ def test_a_layer_keeps_its_kernels_and_a_copy_has_none(monkeypatch):
     switched = generated.convolution(small, *rest, Variant(path="switched"), 0.5)
     assert switched[3] == 0.5
     assert len(asked) == 3
+    other_stream = generated.convolution(small, *rest, Variant(), stream=7)
+    assert other_stream is not first
+    assert generated.convolution(small, *rest, Variant(), stream=7) is other_stream
+    assert first[-1] == {"keeps_weight": True}
     for other in (copy.deepcopy(generated), pickle.loads(pickle.dumps(generated))):
         assert other.convolution(small, *rest, Variant()) is not first
 

@@ -10,6 +10,7 @@ from narrowgauge_kernels.sparse import launching
 from narrowgauge_kernels.sparse.errors import DeviceError, SparseArgumentError
 from narrowgauge_kernels.sparse.geometry import derive
 from narrowgauge_kernels.sparse.launching import Convolution, launches
+from narrowgauge_kernels.sparse.ordering import OrderedWeight
 from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
 
 SHAPE, TILE, VARIANT = Shape(1, 4, 5, 5, 32), Tile(5, 5, 2), Variant(bias=True)
@@ -87,16 +88,86 @@ def test_without_a_driver_making_one_says_so(monkeypatch):
         Convolution(SHAPE, TILE, VARIANT)
 
 
-def test_a_weight_is_put_in_order_once_and_again_when_it_changes(convolution, monkeypatch):
-    x, weight, bias = operands(SHAPE)
-    assert close(convolution(x, weight, bias), x, weight, bias)
-    kept = convolution._ordered(weight)
-    assert convolution._ordered(weight.detach()) is kept
+def ordered_of(weight):
+    return weight.permute(1, 2, 3, 0).contiguous()
+
+
+def test_a_weight_is_put_in_order_once_and_again_when_it_changes():
+    """In the memory that graphs may read."""
+    _, weight, _ = operands(SHAPE)
+    order = OrderedWeight()
+    kept = order.of(weight, False)
+    assert torch.equal(kept, ordered_of(weight))
+    assert order.of(weight.detach(), False) is kept
+    before = kept.clone()
+    order.of(weight, False)
     weight.mul_(2)
-    assert close(convolution(x, weight, bias), x, weight, bias)
-    assert convolution._ordered(weight) is not kept
+    assert order.of(weight, False) is kept
+    assert torch.equal(kept, 2 * before)
     other = weight.clone()
-    assert convolution._ordered(other) is not convolution._ordered(weight)
+    assert order.of(other, False).data_ptr() != kept.data_ptr()
+
+
+def test_a_one_by_one_weight_of_one_filter_is_a_copy_too():
+    """Its order is the same already, and what is kept is written to."""
+    weight = torch.ones(1, 4, 1, 1)
+    kept = OrderedWeight().of(weight, False)
+    assert kept.data_ptr() != weight.data_ptr()
+
+
+def test_a_convolution_follows_its_weight(convolution):
+    x, weight, bias = operands(SHAPE)
+    for _ in range(2):
+        assert close(convolution(x, weight, bias), x, weight, bias)
+        weight.mul_(2)
+    other = weight.flip(0).contiguous()
+    assert close(convolution(x, other, bias), x, other, bias)
+
+
+def test_a_weight_that_is_trained_is_put_in_order_at_each_call():
+    weight = operands(SHAPE)[1].requires_grad_()
+    order = OrderedWeight()
+    first, second = order.of(weight, False), order.of(weight, False)
+    assert first.data_ptr() != second.data_ptr()
+    assert not first.requires_grad
+    frozen = weight.detach()
+    assert order.of(frozen, False) is order.of(frozen, False)
+    never = OrderedWeight(keeps=False)
+    assert never.of(frozen, False) is not never.of(frozen, False)
+
+
+def test_what_a_graph_reads_stays_while_other_weights_come():
+    """The memory is not given back, and not another's."""
+    weights = [operands(SHAPE, seed=seed)[1] for seed in range(3)]
+    order = OrderedWeight()
+    inside = order.of(weights[0], True)
+    assert order.of(weights[0], False) is not inside, "a graph's own memory is not kept"
+    captured = order.of(weights[0], True)
+    assert captured is order.of(weights[0], False)
+    order.of(weights[1], False)
+    order.of(weights[2], False)
+    assert [each.data_ptr() for each in order._retired] == [captured.data_ptr()]
+    assert torch.equal(captured, ordered_of(weights[0]))
+
+
+def test_a_change_seen_while_recording_is_made_again_outside():
+    """What is recorded has not run; without this the next call would read old values."""
+    weight = operands(SHAPE)[1]
+    order = OrderedWeight()
+    kept = order.of(weight, False)
+    weight.mul_(2)
+    assert order.of(weight, True) is kept
+    kept.zero_()  # as if the copy had been recorded alone
+    assert torch.equal(order.of(weight, False), ordered_of(weight))
+    kept.zero_()
+    assert not order.of(weight, False).any(), "then it is not made again"
+
+
+def test_a_recording_machine_is_asked(machine, convolution, monkeypatch):
+    x, weight, bias = operands(SHAPE)
+    monkeypatch.setattr(machine, "recording", True)
+    assert close(convolution(x, weight, bias), x, weight, bias)
+    assert convolution._weight._kept is None
 
 
 @pytest.mark.skipif(not hasattr(torch, "inference_mode"), reason="torch has no inference mode")
@@ -153,3 +224,13 @@ def test_the_launches_of_a_path(tile, variant, kernels):
     assert [each.kernel for each in plan] == kernels
     convolve = next(each for each in plan if each.kernel == "sparse_convolve")
     assert convolve.grid == (1, 4 // tile.channels)
+
+
+def test_both_ways_to_add_up_give_the_same_bits(machine):
+    """Four sums a thread in the block that comes last, one in a launch: in one order."""
+    shape, (x, weight, bias) = Shape(1, 16, 5, 5, 32), operands(Shape(1, 16, 5, 5, 32))
+    last, launched = (
+        Convolution(shape, Tile(5, 5, 2, finish=how), VARIANT, machine=machine)(x, weight, bias)
+        for how in ("tail", "launch")
+    )
+    assert torch.equal(last, launched)

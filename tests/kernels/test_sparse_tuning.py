@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import threading
 
 import pytest
 import torch
 
+from narrowgauge_kernels.errors import DiskFullError
 from narrowgauge_kernels.sparse.errors import DeviceError, SparseArgumentError
 from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
 from narrowgauge_kernels.sparse.tiles import candidates, default_tile
@@ -57,12 +60,36 @@ def test_other_shapes_variants_and_devices_have_their_own(env):
     search(env, like(other), variant=half)
     assert stored_tile(SHAPE, VARIANT, DEVICE, env) == wanted
     assert stored_tile(SHAPE, half, DEVICE, env) == other
+    with_more = Variant(bias=True, relu_input=False, relu_output=True)
+    assert stored_tile(SHAPE, with_more, DEVICE, env) == wanted
     assert stored_tile(Shape(2, 128, 14, 14, 32), VARIANT, DEVICE, env) is None
     assert stored_tile(SHAPE, VARIANT, ("NVIDIA H100", "9.0"), env) is None
 
 
 def test_without_a_stored_tile_the_estimate_chooses(env):
     assert best_tile(SHAPE, VARIANT, None, env, DEVICE) == default_tile(SHAPE, VARIANT, "9.0")
+
+
+def test_searches_at_the_same_time_lose_nothing(env):
+    """Each waits for the file that another is adding to."""
+    path = search(env, lambda tile: 1.0).stored
+    with path.with_suffix(".lock").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        thread = threading.Thread(
+            target=search, args=(env, lambda tile: 1.0, SHAPE, Variant("fp16"))
+        )
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+        assert len(json.loads(path.read_text())["tiles"]) == 1
+    thread.join(30)
+    assert len(json.loads(path.read_text())["tiles"]) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "narrowgauge").write_text("no folder")
+    with pytest.raises(DiskFullError, match="cannot be written"):
+        search({"XDG_CACHE_HOME": str(tmp_path)}, lambda tile: 1.0)
 
 
 def test_time_that_is_over_ends_the_search(env):

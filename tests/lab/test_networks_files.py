@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
+import tarfile
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
@@ -13,10 +15,10 @@ import torch
 from torch import nn
 
 from narrowgauge_contract.errors import SkippedError, UsageError
-from narrowgauge_contract.image_bin import IMAGE_BYTES, SIDE
+from narrowgauge_contract.image_bin import IMAGE_BYTES, PREPROCESSING, SIDE
 from narrowgauge_lab import safe_pickle, torch_compat
 from narrowgauge_lab.errors import DataCorruptError, DataUnavailableError
-from narrowgauge_lab.networks import build, registry
+from narrowgauge_lab.networks import build, pictures, registry
 from narrowgauge_lab.networks.bin_folder import (
     BIN_NETWORKS,
     layers_of,
@@ -114,6 +116,62 @@ class TestStateFiles:
         assert torch.equal(found["w"], weights["w"])
         assert found["n"] == weights["n"]
         assert not made.exists()
+
+    def test_a_program_of_torchscript_is_refused_before_it_is_read(self, tmp_path: Path) -> None:
+        """torch.load hands such a file to another reader, which runs what it holds."""
+        path = tmp_path / "net.pth"
+        with torch_compat.torchscript():
+            torch.jit.script(nn.Linear(2, 2)).save(str(path))
+        with pytest.raises(DataCorruptError, match="torch does not read it") as caught:
+            read_state(path)
+        assert "a TorchScript archive: it holds code" in caught.value.why
+        with path.open("rb") as stream, pytest.raises(pickle.UnpicklingError, match="TorchScript"):
+            torch_compat.load_state(stream)
+
+    def test_a_tar_is_refused_and_nothing_unpacked(self, tmp_path: Path) -> None:
+        path, inside = tmp_path / "net.pth", tmp_path / "storages"
+        inside.write_bytes(b"bytes")
+        with tarfile.open(str(path), "w") as archive:
+            archive.add(str(inside), arcname="storages")
+        with pytest.raises(DataCorruptError) as caught:
+            read_state(path)
+        assert "a tar archive" in caught.value.why
+
+    @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"no pickle", bytes(1024)])
+    def test_what_is_none_of_these_is_an_error(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "net.pth"
+        path.write_bytes(content)
+        with pytest.raises(DataCorruptError, match="does not hold this network's weights"):
+            read_state(path)
+
+    @pytest.mark.parametrize(
+        "held", [b"ctorch\nFloatStorage\n", b"ctorch._utils\n_rebuild_tensor_v2\n"]
+    )
+    def test_a_file_sets_no_attributes_of_torchs_own(self, held: bytes) -> None:
+        """They would be there for the whole process."""
+        for state in (b"}S'poisoned'\nI1\ns", b"(N}S'poisoned'\nI1\nst"):
+            with pytest.raises(pickle.UnpicklingError, match="wants to set attributes of a"):
+                safe_pickle.load(io.BytesIO(held + state + b"b."))
+        assert not hasattr(torch.FloatStorage, "poisoned")
+        assert not hasattr(torch._utils._rebuild_tensor_v2, "poisoned")
+
+    def test_the_attributes_of_a_state_dict_come_back(self, tmp_path: Path) -> None:
+        saved = nn.Sequential(nn.BatchNorm2d(2)).state_dict()
+        found = safe_pickle.load(io.BytesIO(pickle.dumps(type(saved)(), protocol=2)))
+        assert found == {}
+        torch.save(saved, str(tmp_path / "net.pth"))
+        state = read_state(tmp_path / "net.pth")
+        assert state._metadata == saved._metadata
+
+    def test_two_names_of_one_tensor_are_refused(self, tmp_path: Path) -> None:
+        model = _made("densenet121")
+        state = dict(model.state_dict())
+        name = "features.denseblock1.denselayer1.norm1.weight"
+        state[name.replace("norm1", "norm.1")] = state[name]
+        torch.save(state, str(tmp_path / "net.pth"))
+        with pytest.raises(DataCorruptError) as caught:
+            load_state_file(model, tmp_path / "net.pth")
+        assert f"two of its names are {name}" in caught.value.why
 
     def test_another_network_is_refused_in_a_line(self, tmp_path: Path) -> None:
         torch.save(_made("vgg16").state_dict(), str(tmp_path / "net.pth"))
@@ -247,6 +305,20 @@ class TestPictures:
         assert torch.allclose(raw.images[:, 2], pooled)
         assert right.classes is None, "random weights are right about nothing"
         assert "random, seed 0" in right.weights
+
+    @pytest.mark.parametrize(("mean", "red"), [("caffe", 0), ("torchvision", 2)])
+    def test_blue_first_is_right_by_what_weights_want(
+        self, monkeypatch: pytest.MonkeyPatch, mean: str, red: int
+    ) -> None:
+        """Not by the network's name: torchvision's weights of a ResNet want red first."""
+        how = PREPROCESSING[mean]
+        monkeypatch.setattr(pictures, "_weigh", lambda *_: ((how.mean, how.std), "of a test", True))
+        sources = Sources("file", "imagenet-20", "raw", _picture_files)
+        made = pictured("resnet50-tiny", sources, 0)
+
+        wanted = torch.from_numpy(_picture_files("")["test-images.u8"][:, 0]).float()
+        pooled = nn.functional.adaptive_avg_pool2d(wanted, 32)
+        assert torch.allclose(made.images[:, red], pooled)
 
     def test_files_of_images_are_blue_first(self, tmp_path: Path) -> None:
         values = np.zeros((2, SIDE, SIDE, 3), "<f4")

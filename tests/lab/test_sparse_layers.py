@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import math
+import operator
+import types
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional
 
 from narrowgauge_contract.errors import (
@@ -17,15 +20,22 @@ from narrowgauge_contract.errors import (
     UnknownNameError,
     UsageError,
 )
+from narrowgauge_kernels.errors import KernelBuildError, ToolchainMissingError
 from narrowgauge_kernels.library import has_kernels
+from narrowgauge_kernels.sparse.errors import DeviceError, SparseArgumentError
+from narrowgauge_lab import torch_compat
 from narrowgauge_lab.layers.sparse import (
     Crossover,
     Point,
     SparseConv2d,
+    backends,
     calibrate,
+    calibration,
     convert,
 )
 from narrowgauge_lab.layers.sparse.calibration import crossing, map_with_zeros
+from narrowgauge_lab.layers.sparse.prepared import Prepared
+from narrowgauge_lab.layers.sparse.relus import Relus
 from narrowgauge_lab.layers.sparse.settings import key_of
 from narrowgauge_lab.networks import registry
 
@@ -180,6 +190,129 @@ def test_relus_in_place_on_memory_that_others_read_stay():
     assert torch.equal(converted.model(image(1, 4, 3, 3)), model(image(1, 4, 3, 3)))
 
 
+class _Around(nn.Module):
+    """`body` of a convolution, its map and another."""
+
+    def __init__(self, body, channels=2):
+        super().__init__()
+        self.before = nn.Conv2d(2, 2, 1)
+        self.conv = nn.Conv2d(channels, 2, 1)
+        self.body = body
+
+    def forward(self, x, z):
+        return self.body(self, x, z)
+
+
+def _written_after(self, x, z):
+    y = self.before(x)
+    r = torch.relu(y)
+    y += z
+    return self.conv(r) + y
+
+
+def _written_by_method(self, x, z):
+    y = self.before(x)
+    r = torch.relu(y)
+    y.add_(z)
+    return self.conv(r) + y
+
+
+def _view_written(self, x, z):
+    y = self.before(x)
+    r = torch.relu(y.transpose(2, 3))
+    y.view(-1).mul_(-1)
+    return self.conv(r)
+
+
+def _narrowed(self, x, z):
+    v = torch.narrow(x, 1, 0, 2)
+    return self.conv(functional.relu_(v)) + x.sum()
+
+
+def _chunked(self, x, z):
+    one, _ = torch.chunk(x, 2, 1)
+    return functional.conv2d(x, self.before.weight) + self.conv(
+        functional.relu(torch.cat([one, one], 1), inplace=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "absorbed"),
+    [
+        # torch.fx says `y = y + z` for the first: then nothing is written to.
+        (_written_after, None),
+        (_written_by_method, False),
+        (_view_written, False),
+        (_narrowed, False),
+        (_chunked, True),
+    ],
+    ids=lambda each: getattr(each, "__name__", str(each)),
+)
+def test_what_is_written_to_beside_a_relu_keeps_its_values(body, absorbed):
+    torch.manual_seed(0)
+    model = _Around(body)
+    converted = convert(model)
+    if absorbed is not None:
+        assert settings_of(converted)["conv"][0] is absorbed
+    x, z = image(1, 2, 4, 4), image(1, 2, 4, 4, seed=1) * 3
+    with torch.no_grad():
+        wanted = model(x.clone(), z.clone())
+        result = converted.model(x.clone(), z.clone())
+    assert (result - wanted).abs().max().item() <= 1e-5
+
+
+def test_a_residual_block_in_place_takes_its_relu_in():
+    """It is written to before the ReLU, and nobody else sees it."""
+
+    def block(self, x, z):
+        y = self.before(x)
+        y = operator.iadd(y, z)
+        return self.conv(functional.relu(y, inplace=True))
+
+    model = _Around(block)
+    graph = fx.Graph()
+    x, z = graph.placeholder("x"), graph.placeholder("z")
+    y = graph.call_module("before", (x,))
+    added = graph.call_function(operator.iadd, (y, z))
+    kept = graph.call_function(functional.relu, (added,), {"inplace": True})
+    read = graph.call_module("conv", (kept,))
+    graph.output(read)
+    assert Relus(graph, dict(model.named_modules())).may_go(kept, read)
+    # But not where the sum is read again.
+    with graph.inserting_after(read):
+        graph.call_function(torch.neg, (y,))
+    assert not Relus(graph, dict(model.named_modules())).may_go(kept, read)
+
+
+@pytest.mark.parametrize("target", [operator.iadd, operator.setitem, torch.add], ids=str)
+def test_an_assignment_between_relu_and_convolution_is_seen(target):
+    model, graph = _Around(None), fx.Graph()
+    x, z = graph.placeholder("x"), graph.placeholder("z")
+    y = graph.call_module("before", (x,))
+    kept = graph.call_function(torch.relu, (y,))
+    rest = {operator.setitem: (0, z), operator.iadd: (z,), torch.add: (z,)}[target]
+    written = graph.call_function(target, (y, *rest))
+    read = graph.call_module("conv", (kept,))
+    graph.output((read, written))
+    relus = Relus(graph, dict(model.named_modules()))
+    assert relus.may_go(kept, read) is (target is torch.add)
+
+
+def test_a_convolution_with_hooks_takes_no_relu_in():
+    """They watch what it is given and gives."""
+    model = nn.Sequential(nn.ReLU(), nn.Conv2d(2, 2, 1), nn.ReLU()).eval()
+    seen = []
+    model[1].register_forward_hook(lambda module, given, gave: seen.append((given[0], gave)))
+    converted = convert(model)
+    assert settings_of(converted) == {"1": (False, False)}
+    x = image(1, 2, 3, 3)
+    with torch.no_grad():
+        converted.model(x)
+        model(x)
+    for one, other in zip(*seen):
+        assert (one - other).abs().max().item() <= 1e-6
+
+
 def test_a_relu_with_hooks_stays():
     model = nn.Sequential(nn.ReLU(), nn.Conv2d(2, 2, 1), nn.ReLU())
     seen = []
@@ -320,7 +453,7 @@ def test_maps_have_exactly_their_zeros():
 
 
 def crossover(x, zeros, own=0.5):
-    device, dtype, shape = key_of(x)
+    device, dtype, shape = key_of(x)[:3]
     return Crossover(zeros, own, shape, device, dtype, ())
 
 
@@ -337,6 +470,112 @@ def test_a_calibrated_layer_chooses_by_the_zeros_of_each_map(zeros, of_map, want
     assert "faster" in why
     # A map of another shape has no crossover here.
     assert layer.choose(x[:, :, :5])[1] == "not calibrated for such a map"
+
+
+@pytest.mark.parametrize(
+    ("sparse_s", "wanted"), [(1e-6, "sparse"), (3e-6, "dense"), (2e-6, "sparse")]
+)
+@pytest.mark.parametrize("zeros", [0.0, 0.6, math.inf])
+def test_on_a_gpu_the_layers_own_map_decides(zeros, sparse_s, wanted):
+    """Whatever random maps said: a network's zeros lie together."""
+    x = image(1, 4, 10, 10)
+    own = Point(0.5, (sparse_s,) * 3, (2e-6,) * 3)
+    found = dataclasses.replace(crossover(x, zeros), own_point=own)
+    on_gpu = types.SimpleNamespace(device=torch.device("cuda"))
+    chosen, why = SparseConv2d(4, 4, 3)._by_crossover(found, on_gpu)
+    assert chosen == wanted
+    assert f"{wanted} was faster on the map of the calibration" in why
+    assert crossover(x, zeros).says_by_own() is None
+    # Without that map, and on a CPU, which counts, by the crossover.
+    assert "0.500 were zeros" not in SparseConv2d(4, 4, 3)._by_crossover(found, x)[1]
+
+
+def test_a_crossover_holds_for_an_order_in_memory_and_a_number_of_threads():
+    x = image(2, 4, 6, 6)
+    last = x.contiguous(memory_format=torch.channels_last)
+    assert key_of(x) != key_of(last)
+    assert key_of(x) == key_of(x.clone())
+    threads = torch.get_num_threads()
+    before = key_of(x)
+    torch.set_num_threads(threads + 1)
+    try:
+        assert key_of(x) != before
+    finally:
+        torch.set_num_threads(threads)
+    assert key_of(x) == before
+
+
+def test_a_crossover_on_cuda_holds_for_one_kind_of_product():
+    class OnCuda:
+        device, dtype, shape = torch.device("cuda"), torch.float32, (1, 4, 6, 6)
+
+        def is_contiguous(self, memory_format=None):
+            return memory_format is None
+
+    with torch_compat.tf32_set_to(True):
+        allowed = key_of(OnCuda())
+    with torch_compat.tf32_set_to(False):
+        assert key_of(OnCuda()) != allowed
+
+
+def test_a_switch_has_its_own_crossover(monkeypatch):
+    """Of the two generated kernels, by the zeros of both; not that of sparse and dense."""
+    asked = []
+
+    def fake_sparse(call, x, prepared, switched=None):
+        asked.append(switched)
+        return backends.dense(call, x)
+
+    monkeypatch.setattr(backends, "sparse", fake_sparse)
+    x = image(1, 4, 10, 10)
+    layer = SparseConv2d(4, 4, 3, backend="switched")
+    layer.crossovers[key_of(x)] = crossover(x, 0.2)
+    layer.by("switched", x)
+    assert asked == [0.0]
+    layer.switches[key_of(x)] = crossover(x, 0.7)
+    layer.by("switched", x)
+    assert asked == [0.0, 0.7]
+    asked.clear()
+    calibrate(nn.Sequential(_as_auto(layer)), x, levels=(0.5,), pairs=1, limit_s=0.01)
+    assert set(asked) == {None, 0.0, 1.0}
+    assert layer.switches[key_of(x)].points[0].zeros == 0.5
+    assert layer.switches[key_of(x)] is not layer.crossovers[key_of(x)]
+
+
+def _as_auto(layer):
+    """A layer with its backend `switched` runs on a CPU by no other means."""
+    layer.forward = lambda x: backends.dense(layer.call(), x)
+    return layer
+
+
+def test_launches_that_cannot_be_hidden_are_no_end_of_a_calibration(monkeypatch):
+    hidden = []
+
+    def once(take, device, plan):
+        hidden.append(device.type)
+        return take(plan)
+
+    monkeypatch.setattr(calibration, "with_hidden_launches", once)
+    layer = SparseConv2d(4, 4, 3)
+    calibrate(nn.Sequential(layer), image(1, 4, 6, 6), levels=(0.5,), pairs=1, limit_s=0.01)
+    assert hidden == ["cpu", "cpu"], "one level, and the layer's own map"
+
+
+def test_without_a_toolchain_a_layer_on_cuda_is_dense_with_the_reason(monkeypatch):
+    def refused(error):
+        def make(*_):
+            raise error
+
+        monkeypatch.setattr(backends, "_convolution", make)
+        on_gpu = types.SimpleNamespace(device=torch.device("cuda"))
+        return backends.lacking(SparseConv2d(4, 4, 3).call(), on_gpu, Prepared())
+
+    missing = ToolchainMissingError("no compiler of CUDA", next_step="pip install it")
+    assert refused(missing).endswith("no compiler of CUDA; pip install it")
+    assert "the CUDA driver is not here" in refused(DeviceError("the CUDA driver is not here"))
+    assert "no kernel can be generated" in refused(SparseArgumentError("kernel is 7"))
+    with pytest.raises(KernelBuildError):
+        refused(KernelBuildError("it does not compile"))
 
 
 def test_calibration_measures_each_problem_once_and_is_used():

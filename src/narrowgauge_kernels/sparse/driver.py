@@ -1,6 +1,7 @@
 """The CUDA driver by ctypes: modules of machine code, and launches on a stream.
 
-torch has made the context; here it is only made current on the thread, as torch's own calls do.
+The contexts are the devices' primary ones, which torch uses too. A thread in which torch has done
+nothing yet has none; `make_current` gives it one, and the other calls expect it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ __all__ = ["CudaDriver", "Function", "Pointer"]
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _WITHOUT_OPT_IN = 49152
+#: What the system keeps of a block's shared memory, on 8.0 and later.
+_RESERVED = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,20 @@ class CudaDriver:
             ) from error
         self._functions: Dict[Tuple[str, str, int], Function] = {}
         self._modules: Dict[Tuple[str, int], ctypes.c_void_p] = {}
+        self._contexts: Dict[int, ctypes.c_void_p] = {}
+
+    def make_current(self, device: int) -> None:
+        """Give this thread the device's primary context, where it has none."""
+        current = ctypes.c_void_p()
+        self._check("cuCtxGetCurrent", ctypes.byref(current))
+        if current.value:
+            return
+        if device not in self._contexts:
+            handle, context = ctypes.c_int(), ctypes.c_void_p()
+            self._check("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+            self._check("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+            self._contexts[device] = context
+        self._check("cuCtxSetCurrent", self._contexts[device])
 
     def function(self, code: Path, name: str, shared_bytes: int, device: int) -> Function:
         """A kernel of a file of machine code, loaded once for each device, which is current."""
@@ -58,7 +75,7 @@ class CudaDriver:
             module = self._module(code, device)
             handle = ctypes.c_void_p()
             self._check("cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
-            if shared_bytes > _WITHOUT_OPT_IN:
+            if shared_bytes + _RESERVED > _WITHOUT_OPT_IN:
                 self._check(
                     "cuFuncSetAttribute", handle, ctypes.c_int(_MAX_DYNAMIC_SHARED),
                     ctypes.c_int(shared_bytes),

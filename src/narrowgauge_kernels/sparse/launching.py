@@ -6,9 +6,10 @@ captured in a CUDA graph; the first call, which compiles, loads and allocates, m
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, ContextManager, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Tuple
 
 from narrowgauge_kernels.sparse.compiling import compile_source
 from narrowgauge_kernels.sparse.driver import Argument, CudaDriver, Function, Pointer
@@ -20,6 +21,7 @@ from narrowgauge_kernels.sparse.generate import (
     generate,
 )
 from narrowgauge_kernels.sparse.geometry import Geometry, derive
+from narrowgauge_kernels.sparse.ordering import OrderedWeight
 from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
 
 if TYPE_CHECKING:
@@ -84,11 +86,29 @@ class CudaMachine:
         if not tensor.is_cuda:
             raise SparseArgumentError(f"x is on {tensor.device}, and must be on a CUDA device")
 
-    def guard(self, device: torch.device) -> ContextManager[Any]:
-        """Makes the device current."""
+    def located(self, device: torch.device) -> torch.device:
+        """The device with its number: the current one where it has none."""
         import torch
 
-        return torch.cuda.device(device)
+        if device.index is not None:
+            return device
+        return torch.device("cuda", torch.cuda.current_device())
+
+    @contextlib.contextmanager
+    def guard(self, device: torch.device) -> Iterator[None]:
+        """Makes the device current, and a context of it on this thread."""
+        import torch
+
+        with torch.cuda.device(device):
+            self._driver.make_current(self.located(device).index)
+            yield
+
+    def capturing(self) -> bool:
+        """Whether the current stream is being recorded into a graph."""
+        import torch
+
+        ask = getattr(torch.cuda, "is_current_stream_capturing", None)
+        return bool(ask()) if ask is not None else False
 
     def function(self, source: str, kernel: Launch, device: torch.device) -> Function:
         """The kernel, compiled and loaded."""
@@ -126,11 +146,13 @@ class Convolution:
     x [batch, channels, height, width] and y [batch, filters, out_height, out_width] are contiguous
     in the variant's layout, float32 or (fp16) float16; weight [filters, channels, k, k] and bias
     [filters] likewise. x in another order is copied. NaN and infinities pass through; as zeros are
-    not multiplied, an infinite weight at a zero gives no NaN. No gradient.
+    not multiplied, an infinite weight at a zero gives no NaN. No gradient. A weight that requires
+    none is put in order once, unless `keeps_weight` is false: see `ordering`.
 
     `crossover` is the share of zeros in x from which the path `switched` runs the sparse kernel;
-    the device counts and decides. One object serves one stream at a time: its partial sums are its
-    own. Raises SparseArgumentError, and what compiling and the driver raise.
+    the device counts and decides. One object serves one stream at a time, and graphs that are not
+    replayed together: its partial sums are its own. It has to outlive graphs that captured it.
+    Raises SparseArgumentError, and what compiling and the driver raise.
     """
 
     def __init__(
@@ -140,6 +162,7 @@ class Convolution:
         variant: Variant,
         crossover: float = 0.0,
         machine: Optional[CudaMachine] = None,
+        keeps_weight: bool = True,
     ) -> None:
         if not 0.0 <= crossover <= 1.0:
             raise SparseArgumentError(f"crossover is {crossover}, and must be from 0 to 1")
@@ -148,7 +171,7 @@ class Convolution:
         self._least = int(-(-crossover * numel // 1))
         self._machine = machine or _cuda()
         self._ready: Dict[torch.device, _Ready] = {}
-        self._weight: Optional[Tuple[torch.Tensor, int, torch.Tensor]] = None
+        self._weight = OrderedWeight(keeps_weight)
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None
@@ -162,10 +185,10 @@ class Convolution:
         if self.variant.layout == "nhwc":
             memory = torch.channels_last
         with torch.no_grad(), self._machine.guard(x.device):
-            ready = self.prepare(x.device)
+            ready = self._prepared(x.device)
             tensors = dict(ready.buffers)
             tensors["x"] = x.contiguous(memory_format=memory)
-            tensors["weight"] = self._ordered(weight)
+            tensors["weight"] = self._weight.of(weight, self._machine.capturing())
             if bias is not None:
                 tensors["bias"] = bias.contiguous()
             y = torch.empty(
@@ -179,7 +202,23 @@ class Convolution:
         return y
 
     def prepare(self, device: torch.device) -> _Ready:
-        """Compile, load and allocate for a device, unless that is done."""
+        """Compile, load and allocate for a device, unless that is done. Without a number it is the
+        current one."""
+        located = self._machine.located(device)
+        if located not in self._ready:
+            with self._machine.guard(located):
+                self._prepared(located)
+        return self._ready[located]
+
+    def zeros(self, device: torch.device) -> torch.Tensor:
+        """Zeros (after ReLU, where that is part) in the last x: int32 [1] on the device, not
+        waited for. Raises SparseArgumentError on the path fused, which does not count."""
+        if self.variant.path == "fused":
+            raise SparseArgumentError("the path fused counts no zeros", next_step="path lists")
+        return self.prepare(device).buffers["counts"][:1]
+
+    def _prepared(self, device: torch.device) -> _Ready:
+        """With the device current."""
         if device not in self._ready:
             arch = self._machine.arch(device)
             geometry = derive(self.shape, self.tile, self.variant, arch)
@@ -188,13 +227,6 @@ class Convolution:
             functions = tuple((each, self._machine.function(source, each, device)) for each in plan)
             self._ready[device] = _Ready(functions, self._allocated(geometry, device))
         return self._ready[device]
-
-    def zeros(self, device: torch.device) -> torch.Tensor:
-        """Zeros (after ReLU, where that is part) in the last x: int32 [1] on the device, not
-        waited for. Raises SparseArgumentError on the path fused, which does not count."""
-        if self.variant.path == "fused":
-            raise SparseArgumentError("the path fused counts no zeros", next_step="path lists")
-        return self.prepare(device).buffers["counts"][:1]
 
     def _allocated(self, geometry: Geometry, device: torch.device) -> Dict[str, torch.Tensor]:
         """Zeros where kernels expect zeros, and leave zeros behind."""
@@ -216,20 +248,6 @@ class Convolution:
         if name == "least":
             return self._least
         return Pointer(tensors[name].data_ptr() if name in tensors else 0)
-
-    def _ordered(self, weight: torch.Tensor) -> torch.Tensor:
-        """[channels, k, k, filters], kept until the weight is another or has changed."""
-        inference = getattr(weight, "is_inference", None)
-        tracked = inference is None or not inference()
-        if tracked and self._weight is not None:
-            kept, version, ordered = self._weight
-            same = kept.data_ptr() == weight.data_ptr() and kept.device == weight.device
-            if same and kept.stride() == weight.stride() and version == weight._version:
-                return ordered
-        ordered = weight.detach().permute(1, 2, 3, 0).contiguous()
-        # Keeping the weight keeps its address from being another's.
-        self._weight = (weight.detach(), weight._version, ordered) if tracked else None
-        return ordered
 
     def _check(self, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> None:
         import torch

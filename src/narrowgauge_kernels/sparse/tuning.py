@@ -5,13 +5,16 @@ JSON, one file for each kind of device: `tiles-<name>-<capability>.json` in the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
+from narrowgauge_kernels.errors import DiskFullError
 from narrowgauge_kernels.sparse.compiling import cache_directory, write_atomic
 from narrowgauge_kernels.sparse.errors import DeviceError, SparseArgumentError
 from narrowgauge_kernels.sparse.launching import Convolution
@@ -73,14 +76,15 @@ def tune(
             break
     trials.sort(key=lambda trial: trial.microseconds)
     path = _path(name, arch, env)
-    known = _read(path)
-    known[_key(shape, variant)] = {
-        "tile": trials[0].tile.to_fact(),
-        "microseconds": trials[0].microseconds,
-        "tried": len(trials),
-    }
-    document = {"format": _FORMAT, "device": name, "capability": arch, "tiles": known}
-    write_atomic(path, (json.dumps(document, indent=2, sort_keys=True) + "\n").encode())
+    with _locked(path):
+        known = _read(path)
+        known[_key(shape, variant)] = {
+            "tile": trials[0].tile.to_fact(),
+            "microseconds": trials[0].microseconds,
+            "tried": len(trials),
+        }
+        document = {"format": _FORMAT, "device": name, "capability": arch, "tiles": known}
+        write_atomic(path, (json.dumps(document, indent=2, sort_keys=True) + "\n").encode())
     return Found(tuple(trials), len(every) - len(trials), path)
 
 
@@ -134,7 +138,8 @@ def _timer(
     in a row, which launches bound."""
     import torch
 
-    device = torch.device("cuda", torch.cuda.current_device()) if device is None else device
+    if device is None or device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(shape.batch, shape.channels, shape.height, shape.width, generator=generator)
     keep = torch.rand(x.shape, generator=generator) >= _ZEROS
@@ -151,13 +156,15 @@ def _timer(
     def timed(tile: Tile) -> float:
         convolution = Convolution(shape, tile, variant)
         convolution(*operands)
-        return _microseconds(lambda: convolution(*operands), device)
+        with torch.cuda.device(device):
+            return _microseconds(lambda: convolution(*operands))
 
     return timed
 
 
 # unverified: times of tiles, and replays under CUDA graphs | no GPU here | nox -s gpu
-def _microseconds(call: Callable[[], Any], device: torch.device) -> float:
+def _microseconds(call: Callable[[], Any]) -> float:
+    """On the current device: a graph is captured, and events are recorded, on its stream."""
     import torch
 
     def calls() -> None:
@@ -167,7 +174,7 @@ def _microseconds(call: Callable[[], Any], device: torch.device) -> float:
     replay: Callable[[], Any] = calls
     if hasattr(torch.cuda, "CUDAGraph"):
         graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(device)
+        torch.cuda.synchronize()
         with torch.cuda.graph(graph):
             calls()
         replay = graph.replay
@@ -189,7 +196,26 @@ def _path(name: str, arch: str, env: Optional[Mapping[str, str]]) -> Path:
 
 
 def _key(shape: Shape, variant: Variant) -> str:
-    return f"{shape.text()} {variant.text()}"
+    """Bias and ReLU are a few instructions of hundreds: they share their tiles."""
+    plain = dataclasses.replace(variant, bias=False, relu_input=True, relu_output=False)
+    return f"{shape.text()} {plain.text()}"
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Alone among processes that add to a file. Raises DiskFullError where the lock beside it
+    cannot be made."""
+    lock = path.with_suffix(".lock")
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        stream = lock.open("ab")
+    except OSError as error:
+        raise DiskFullError(
+            f"{lock} cannot be written", why=str(error), next_step=f"make room in {lock.parent}"
+        ) from error
+    with stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 def _read(path: Path) -> Dict[str, Any]:

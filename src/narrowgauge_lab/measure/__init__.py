@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from narrowgauge_lab.measure.hidden import with_hidden_launches
 from narrowgauge_lab.measure.timing import (
     Comparison,
     Samples,
@@ -20,4 +21,5 @@ __all__ = [
     "interleave",
     "measure_time",
     "window",
+    "with_hidden_launches",
 ]

@@ -95,7 +95,7 @@ def pictured(name: str, sources: Sources, seed: int) -> Pictured:
         mean, std = (torch.tensor(each).reshape(1, -1, 1, 1) for each in style)
         images, done = (pixels - mean) / std, "as the weights want it"
     elif sources.preprocessing == "raw":
-        images, done = _as_artefact(pixels, name), "none: values from 0 to 255, as the artefact's"
+        images, done = _as_artefact(pixels, style), "none: values from 0 to 255, as the artefact's"
     else:
         raise BadValueError(
             f"'{sources.preprocessing}' is no preprocessing", next_step="right or raw"
@@ -189,10 +189,12 @@ def read_image_bin(path: Path) -> torch.Tensor:
     return images.permute(0, 3, 1, 2).flip(1).contiguous()
 
 
-def _as_artefact(pixels: torch.Tensor, name: str) -> torch.Tensor:
-    """Blue first into whatever network it is: right for Keras' ResNets and VGGs, whose kernels are
-    turned round here, and wrong for its DenseNets and for torchvision's."""
-    blue_first_is_right = name in BIN_NETWORKS and not name.startswith("densenet")
+def _as_artefact(pixels: torch.Tensor, style: Style) -> torch.Tensor:
+    """Blue first into whatever network it is: right for weights that Keras' ResNets and VGGs have,
+    whose kernels are turned round here, and wrong for its DenseNets' and for torchvision's. The
+    weights are told by what they want of pixels, not by the network's name."""
+    caffe = PREPROCESSING["caffe"].std
+    blue_first_is_right = np.allclose(style[1], caffe)
     return pixels if blue_first_is_right else pixels.flip(1)
 
 

@@ -52,7 +52,12 @@ def checked_state(
     """
     if not isinstance(found, dict):
         raise _corrupt(path, f"it holds a {type(found).__name__}, not a state dict")
-    state = {_renamed(str(name), wanted): tensor for name, tensor in found.items()}
+    state: Dict[str, torch.Tensor] = {}
+    for name, tensor in found.items():
+        renamed = _renamed(str(name), wanted)
+        if renamed in state:
+            raise _corrupt(path, f"two of its names are {renamed} here")
+        state[renamed] = tensor
     for name, tensor in wanted.items():
         if name.endswith(_COUNTER):
             state.setdefault(name, tensor)

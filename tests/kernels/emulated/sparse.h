@@ -101,6 +101,12 @@ inline unsigned short float_to_half(float value) {
 }
 
 inline float load_shared_by_blocks(const float* from) { return *from; }
+inline void load_four_shared_by_blocks(const float* from, float (&to)[4]) {
+  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0) {
+    std::abort();  // as the device faults
+  }
+  std::memcpy(to, from, sizeof to);
+}
 
 // To 10 bits, nearest, ties away from zero.
 inline float round_to_tf32(float value) {

@@ -188,9 +188,12 @@ __device__ __forceinline__ void convolve(const Element* __restrict__ x,
       continue;
     }
     const int length = lengths[c];
+    const Entry* list = entries + c * kWindow;
+    Entry entry = list[0];
     for (int i = 0; i < length; ++i) {
-      const Entry entry = entries[c * kWindow + i];
+      const Entry following = list[i + 1 < length ? i + 1 : i];  // under way behind the products
       multiply_entry(entry.place, entry.value, taps, sums);
+      entry = following;
     }
   }
   put_all(bias, y, partial, cell, slice, sums);

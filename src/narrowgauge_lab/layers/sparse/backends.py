@@ -7,8 +7,9 @@ from typing import Any, Optional, Tuple
 
 import torch
 
+from narrowgauge_kernels.errors import ToolchainMissingError
 from narrowgauge_kernels.library import has_kernels
-from narrowgauge_kernels.sparse.errors import SparseArgumentError
+from narrowgauge_kernels.sparse.errors import DeviceError, SparseArgumentError
 from narrowgauge_kernels.sparse_conv import (
     SparseConv2dFunction,
     run_packed,
@@ -86,12 +87,16 @@ def _convolution(call: Call, x: torch.Tensor, prepared: Prepared, switched: Opti
 
 
 def lacking(call: Call, x: torch.Tensor, prepared: Prepared) -> str:
-    """Why no kernel skips the zeros of this map, with how to get one; empty where one does."""
+    """Why no kernel skips the zeros of this map, with how to get one; empty where one does. On CUDA
+    the kernel is compiled for it; raises KernelBuildError for one that does not compile."""
     if x.device.type == "cuda":
         try:
-            _convolution(call, x, prepared, None)
+            _convolution(call, x, prepared, None).prepare(x.device)
         except SparseArgumentError as error:
             return f"no kernel can be generated: {error.what}"
+        except (ToolchainMissingError, DeviceError) as error:
+            next_step = f"; {error.next_step}" if error.next_step else ""
+            return f"generated kernels cannot be made here: {error.what}{next_step}"
         return ""
     if x.device.type != "cpu":
         return f"there are no sparse kernels for {x.device.type}"

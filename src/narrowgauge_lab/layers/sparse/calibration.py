@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from narrowgauge_contract.errors import UsageError
 from narrowgauge_lab.layers.sparse import backends
 from narrowgauge_lab.layers.sparse.modules import SparseConv2d
 from narrowgauge_lab.layers.sparse.settings import Crossover, Key, Point, key_of
-from narrowgauge_lab.measure import TimingPlan, interleave
+from narrowgauge_lab.measure import Comparison, TimingPlan, interleave, with_hidden_launches
 
 __all__ = ["LEVELS", "Calibrated", "calibrate", "crossing", "map_with_zeros"]
 
@@ -25,11 +25,26 @@ LEVELS = (0.0, 0.3, 0.5, 0.7, 0.9, 0.99)
 @dataclasses.dataclass(frozen=True)
 class Calibrated:
     """One layer and what was found for it; `shared_with`: the layer of the same problem that was
-    measured in its place, or empty."""
+    measured in its place, or empty. `switch`: the crossover of the two kernels of a layer that is
+    `switched`."""
 
     name: str
     crossover: Crossover
     shared_with: str = ""
+    switch: Optional[Crossover] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """What is measured of every layer, and how."""
+
+    levels: Tuple[float, ...]
+    plan: TimingPlan
+    pairs: int
+
+
+#: The two that take turns.
+_Sides = Tuple[Callable[[torch.Tensor], Any], Callable[[torch.Tensor], Any]]
 
 
 def calibrate(
@@ -44,24 +59,31 @@ def calibrate(
     kernel, and give it to the layer.
 
     Sparse and dense take turns, `pairs` times or `limit_s` seconds at a level, on random maps with
-    these fractions of zeros and on the layer's own map. Layers of one problem are measured once.
-    Raises UsageError where the model runs no such layer, and for levels outside of 0 to 1.
+    these fractions of zeros and on the layer's own map. Layers of one problem are measured once,
+    but for their own maps on CUDA, by which they choose there. Of a layer whose backend is
+    `switched`, its two kernels are measured likewise. Raises UsageError where the model runs no
+    such layer, and for levels outside of 0 to 1.
     """
     if not levels or not all(0 <= level <= 1 for level in levels):
         raise UsageError(f"levels={tuple(levels)}: fractions of zeros lie between 0 and 1")
     maps = _maps(model, example)
     plan = TimingPlan(limit_s=limit_s, warm_up_limit_s=limit_s)
-    measured: Dict[Any, Tuple[str, Crossover]] = {}
+    work = _Work(tuple(sorted(set(levels))), plan, pairs)
+    measured: Dict[Any, Calibrated] = {}
     found = []
     for name, module, x in maps:
         problem = _problem(module, x)
         if problem not in measured:
-            measured[problem] = (name, _measured(module, x, levels, plan, pairs))
-        first, crossover = measured[problem]
-        own = backends.zero_fraction(x, module.settings.relu_input)
-        crossover = dataclasses.replace(crossover, own_zeros=own)
+            measured[problem] = _calibrated(name, module, x, work)
+        first = measured[problem]
+        crossover, switch = first.crossover, first.switch
+        if first.name != name:
+            crossover = _own(crossover, _sides(module), module, x, work)
+            switch = switch and _own(switch, _kernels(module), module, x, work)
         module.crossovers[key_of(x)] = crossover
-        found.append(Calibrated(name, crossover, "" if first == name else first))
+        if switch is not None:
+            module.switches[key_of(x)] = switch
+        found.append(Calibrated(name, crossover, "" if first.name == name else first.name, switch))
     return tuple(found)
 
 
@@ -124,31 +146,59 @@ def _maps(model: nn.Module, example: Any) -> List[Tuple[str, SparseConv2d, torch
 def _problem(module: SparseConv2d, x: torch.Tensor) -> Tuple[Any, ...]:
     """What decides how long a layer takes."""
     key: Key = key_of(x)
-    last = x.is_contiguous(memory_format=torch.channels_last)
     window = (module.weight.shape, module.stride, module.padding, module.bias is None)
-    held = (module.settings.relu_input, module.settings.relu_output)
-    return (key, last, window, held)
+    return (key, window, module.settings)
 
 
-def _measured(
-    module: SparseConv2d, x: torch.Tensor, levels: Sequence[float], plan: TimingPlan, pairs: int
-) -> Crossover:
+def _sides(module: SparseConv2d) -> _Sides:
+    return lambda x: module.by("sparse", x), lambda x: module.by("dense", x)
+
+
+def _kernels(module: SparseConv2d) -> _Sides:
+    """The two of `switched`, both with the count: every map has more zeros than none, and hardly
+    one has them all."""
+    call, prepared = module.call(), module.prepared
+    return (
+        lambda x: backends.sparse(call, x, prepared, 0.0),
+        lambda x: backends.sparse(call, x, prepared, 1.0),
+    )
+
+
+def _calibrated(name: str, module: SparseConv2d, x: torch.Tensor, work: _Work) -> Calibrated:
+    crossover = _measured(_sides(module), module, x, work)
+    switch = None
+    if module.settings.backend == "switched":
+        switch = _measured(_kernels(module), module, x, work)
+    return Calibrated(name, crossover, "", switch)
+
+
+def _measured(sides: _Sides, module: SparseConv2d, x: torch.Tensor, work: _Work) -> Crossover:
     own = backends.zero_fraction(x, module.settings.relu_input)
-    synthetic = [(level, map_with_zeros(x.shape, level, x)) for level in sorted(set(levels))]
-    points = tuple(_point(module, level, made, plan, pairs) for level, made in synthetic)
-    device, dtype, shape = key_of(x)
+    points = tuple(
+        _point(sides, level, map_with_zeros(x.shape, level, x), work) for level in work.levels
+    )
+    device, dtype, shape = key_of(x)[:3]
     return Crossover(
         zeros=crossing(points), own_zeros=own, shape=shape, device=device, dtype=dtype,
-        points=points, own_point=_point(module, own, x, plan, pairs),
+        points=points, own_point=_point(sides, own, x, work),
     )  # fmt: skip
 
 
-def _point(
-    module: SparseConv2d, zeros: float, x: torch.Tensor, plan: TimingPlan, pairs: int
-) -> Point:
-    plan = dataclasses.replace(plan, hide_launches=x.is_cuda)
+def _own(
+    crossover: Crossover, sides: _Sides, module: SparseConv2d, x: torch.Tensor, work: _Work
+) -> Crossover:
+    """Another layer's, with this one's map: measured where the choice is by that."""
+    own = backends.zero_fraction(x, module.settings.relu_input)
+    point = crossover.own_point if x.device.type == "cpu" else _point(sides, own, x, work)
+    return dataclasses.replace(crossover, own_zeros=own, own_point=point)
+
+
+def _point(sides: _Sides, zeros: float, x: torch.Tensor, work: _Work) -> Point:
+    first, second = sides
+
+    def take(plan: TimingPlan) -> Comparison:
+        return interleave(lambda: first(x), lambda: second(x), x.device, plan, work.pairs)
+
     with torch.no_grad():
-        timed = interleave(
-            lambda: module.by("sparse", x), lambda: module.by("dense", x), x.device, plan, pairs
-        )
+        timed = with_hidden_launches(take, x.device, work.plan)
     return Point(zeros, timed.first.seconds, timed.second.seconds)

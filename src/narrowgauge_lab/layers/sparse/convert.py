@@ -18,7 +18,7 @@ from torch import fx, nn
 from narrowgauge_contract.errors import BadValueError, NotApplicableError, UnknownNameError
 from narrowgauge_lab.layers.sparse import backends
 from narrowgauge_lab.layers.sparse.modules import SparseConv2d, obstacle
-from narrowgauge_lab.layers.sparse.relus import Relus
+from narrowgauge_lab.layers.sparse.relus import Relus, has_hooks
 from narrowgauge_lab.layers.sparse.settings import Settings, key_of
 
 __all__ = ["Converted", "LeftAlone", "Replaced", "choices", "convert"]
@@ -64,7 +64,8 @@ def convert(
 
     The ReLU before it goes into the layer where nothing else reads that ReLU; else it stays, and
     the layer skips the zeros it made. The ReLU after it goes into the layer where nothing else
-    reads the convolution and no sparse layer takes that ReLU in. Parameters, names, hooks and the
+    reads the convolution and no sparse layer takes that ReLU in. A convolution with hooks, which
+    watch what it is given and gives, takes none. Parameters, names, hooks and the
     state dict are as in `model`; the model's own class is torch.fx's GraphModule.
 
     `exclude`: patterns of names of convolutions to leave alone. `kernel_sizes`: square windows to
@@ -78,14 +79,18 @@ def convert(
     relus = Relus(graph, modules)
     calls = _calls(graph, modules)
     chosen, left_alone = _sorted(calls, modules, relus, exclude, tuple(kernel_sizes))
-    into = {name: all(relus.may_go(node.args[0], node) for node in calls[name]) for name in chosen}
+    alone = {name for name in chosen if not has_hooks(modules[name])}
+    into = {
+        name: name in alone and all(relus.may_go(node.args[0], node) for node in calls[name])
+        for name in chosen
+    }
     for name in chosen:
         if into[name]:
             for node in calls[name]:
                 relus.take_out(node.args[0])
     replaced = []
     for name in chosen:
-        after = [relus.after(node) for node in calls[name]]
+        after = [relus.after(node) if name in alone else None for node in calls[name]]
         if all(after):
             for relu in after:
                 relus.take_out(relu)

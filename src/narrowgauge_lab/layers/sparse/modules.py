@@ -22,9 +22,13 @@ class SparseConv2d(nn.Conv2d):
     """relu_output(conv(relu_input(x)) + bias), with nn.Conv2d's constructor and state dict.
 
     `backend` is one of `settings.BACKENDS`. `crossovers`: what `calibration.calibrate` measured, by
-    device, dtype and shape of the map (`settings.key_of`); no part of the state dict. Gradients are
-    torch's dense ones. On CUDA, call it once before it is captured in a graph: the first call
-    compiles.
+    device, dtype, shape and order of the map (`settings.key_of`), and `switches`: likewise, of
+    `switched`; no part of the state dict. Gradients are torch's dense ones. On CUDA, call it once
+    before it is captured in a graph: the first call compiles; one layer is for one stream; and a
+    weight that requires no gradient is put into the kernels' order once, others at each call.
+
+    x is [B, C, H, W] in the weight's dtype: unlike nn.Conv2d it takes no [C, H, W], and inside of
+    autocast it casts nothing.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class SparseConv2d(nn.Conv2d):
         """Take settings; what was measured under others is forgotten."""
         self.settings: Settings = settings
         self.crossovers: Dict[Key, Crossover] = {}
+        self.switches: Dict[Key, Crossover] = {}
         self.prepared: Prepared = Prepared()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -74,8 +79,8 @@ class SparseConv2d(nn.Conv2d):
         if chosen == "reference":
             return backends.reference(call, x)
         if chosen == "switched":
-            crossover = self.crossovers.get(key_of(x))
-            return backends.sparse(call, x, self.prepared, crossover.zeros if crossover else 0.0)
+            switch = self.switches.get(key_of(x))
+            return backends.sparse(call, x, self.prepared, switch.zeros if switch else 0.0)
         return backends.sparse(call, x, self.prepared)
 
     def choose(self, x: torch.Tensor) -> Tuple[str, str]:
@@ -106,11 +111,17 @@ class SparseConv2d(nn.Conv2d):
         return self._by_crossover(crossover, x)
 
     def _by_crossover(self, crossover: Crossover, x: torch.Tensor) -> Tuple[str, str]:
+        own = crossover.says_by_own() if x.device.type != "cpu" else None
+        if own is not None:
+            # Counting would make the host wait, and a CUDA graph cannot.
+            return own, (
+                f"{own} was faster on the map of the calibration, of which "
+                f"{crossover.own_zeros:.3f} were zeros"
+            )
         if not crossover.needs_count:
             always = "always" if crossover.zeros <= 0 else "never"
             return crossover.says(), f"skipping is {always} faster here, as measured"
         if x.device.type != "cpu":
-            # Counting would make the host wait, and a CUDA graph cannot.
             return crossover.says(), (
                 f"{crossover.own_zeros:.3f} of the calibrated map are zeros, and skipping is "
                 f"faster from {crossover.zeros:.3f} on"

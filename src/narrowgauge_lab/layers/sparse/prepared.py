@@ -40,7 +40,7 @@ class Prepared:
         return self._packed
 
     def forget(self) -> None:
-        """Prepare anew at the next call."""
+        """Prepare anew at the next call. CUDA graphs that captured the layer end with this."""
         self.__init__()  # type: ignore[misc]
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Prepared:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from typing import Any, Dict, Optional, Tuple
 
 import torch
 
 from narrowgauge_contract.errors import UnknownNameError
+from narrowgauge_lab import torch_compat
 
 __all__ = ["BACKENDS", "Crossover", "Key", "Point", "Settings", "key_of"]
 
-#: (device type, dtype, shape) of a map: what a crossover holds for.
-Key = Tuple[str, str, Tuple[int, ...]]
+#: (device type, dtype, shape, layout) of a map, and what else the host computes it by: what a
+#: crossover holds for.
+Key = Tuple[str, str, Tuple[int, ...], str, str]
 
 #: `auto` takes `sparse` or `dense` by the layer's crossover; without one, `sparse` where the device
 #: and the dtype have a kernel. `switched` (CUDA): the device counts the zeros and runs one of two
-#: generated kernels by the crossover. `reference` is dense in float64, rounded once.
+#: generated kernels by a crossover of its own. `reference` is dense in float64, rounded once.
 BACKENDS = ("auto", "sparse", "switched", "dense", "reference")
 
 
@@ -48,10 +51,11 @@ class Point:
 class Crossover:
     """Where skipping zeros becomes faster than computing them, for one shape on one device.
 
-    `zeros`: the fraction of zeros from which on `sparse` is faster; 0 where it always is and
-    infinity where it never is; measured on random maps, `points` in ascending order, with every
-    sample. `own_zeros`: the fraction in the layer's own map at calibration; `own_point`: how long
-    that took (of the first layer with this problem). `shape`, `device`, `dtype` of the map.
+    Of `switched`, `sparse` and `dense` are the two generated kernels that it has. `zeros`: the
+    fraction of zeros from which on `sparse` is faster; 0 where it always is and infinity where it
+    never is; measured on random maps, `points` in ascending order, with every sample. `own_zeros`:
+    the fraction in the layer's own map at calibration; `own_point`: how long that took (on a CPU,
+    of the first layer with this problem). `shape`, `device`, `dtype` of the map.
     """
 
     zeros: float
@@ -65,6 +69,17 @@ class Crossover:
     def says(self, zeros: Optional[float] = None) -> str:
         """`sparse` or `dense` for a map with this fraction of zeros; without one, for its own."""
         return "sparse" if (self.own_zeros if zeros is None else zeros) >= self.zeros else "dense"
+
+    def says_by_own(self) -> Optional[str]:
+        """`sparse` or `dense` as the layer's own map was faster; None where that was not measured.
+
+        A network's zeros come in whole channels and patches, and are skipped faster than the random
+        ones of `points`."""
+        own = self.own_point
+        if own is None:
+            return None
+        is_faster = statistics.median(own.sparse_s) <= statistics.median(own.dense_s)
+        return "sparse" if is_faster else "dense"
 
     @property
     def needs_count(self) -> bool:
@@ -83,5 +98,12 @@ class Crossover:
 
 
 def key_of(x: torch.Tensor) -> Key:
-    """What a crossover measured on x holds for."""
-    return x.device.type, str(x.dtype), tuple(x.shape)
+    """What a crossover measured on x holds for, in this process as it is set now: TF32 may be
+    allowed for convolutions on CUDA or not, and a CPU has a number of threads."""
+    by = ""
+    if x.device.type == "cpu":
+        by = f"{torch.get_num_threads()} threads"
+    elif x.dtype == torch.float32 and torch_compat.tf32_allowed()["conv"]:
+        by = "tf32"
+    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return x.device.type, str(x.dtype), tuple(x.shape), "nhwc" if last else "nchw", by
