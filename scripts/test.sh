@@ -146,7 +146,8 @@ lab_track() {
     # Device code knows nothing of Python or torch: one environment compiles it.
     local others=(tests/datasets --ignore=tests/kernels/test_device_code.py
         --ignore=tests/kernels/test_manual_float_emulation.py
-        --ignore=tests/kernels/test_manual_codes_device.py)
+        --ignore=tests/kernels/test_manual_codes_device.py
+        --ignore=tests/kernels/test_sparse_compiling.py --ignore=tests/kernels/test_sparse_emulation.py)
     # The slow tier has manual layers and multipliers on the old torch too.
     [ -n "$slow" ] || others+=(--ignore-glob='*/test_manual*' --ignore-glob='*/test_multiplier*'
         --ignore=tests/kernels/test_codes.py --ignore=tests/kernels/test_mac.py
