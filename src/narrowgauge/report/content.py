@@ -39,7 +39,7 @@ ORDER = (
 )
 MEANING = {
     Verdict.REPRODUCED: "the figure holds on the hardware that it is of",
-    Verdict.REPRODUCED_TREND: "other hardware, the shape holds",
+    Verdict.REPRODUCED_TREND: "it holds, on other hardware or with no host on record",
     Verdict.NOT_REPRODUCED: "measured, and it does not hold",
     Verdict.UNSTABLE: "the samples do not tell",
     Verdict.INVALID: "measured, but the numbers must not be used",
