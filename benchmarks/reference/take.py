@@ -12,6 +12,9 @@ A list is a TOML file of `[[job]]` tables, each with a unique `name` and either 
 `alone = true` waits until every other lane has ended, and the others wait for it: for what measures
 the CPU or the bus too.
 
+The host is described once, as the launcher would (DIR/host.json), so that records say where they
+come from; where this Python is too old for the launcher they do not, and it is said.
+
 Each job has a folder DIR/NAME: the run (events, record), `log.txt`, and `ended.json` once it is
 through. The exit code is that of the worst job: 0, or 1 where one failed, or 3 where the time was
 not enough for all.
@@ -102,8 +105,8 @@ def _job(table: dict[str, Any], place: str) -> Job:
     )
 
 
-def words(job: Job, folder: Path, data: Path | None) -> list[str]:
-    """The command of a job; one that was begun is resumed."""
+def words(job: Job, folder: Path, data: Path | None, host: Path | None = None) -> list[str]:
+    """The command of a job; one that was begun is resumed. `host`: the facts of the host."""
     if job.command:
         return [sys.executable if word == "python" else word for word in job.command]
     given = [sys.executable, "-m", "narrowgauge_lab", "run", job.experiment]
@@ -112,9 +115,28 @@ def words(job: Job, folder: Path, data: Path | None) -> list[str]:
         given += ["-p", parameter]
     if data is not None:
         given += ["--data", str(data)]
+    if host is not None:
+        given += ["--host-facts", str(host)]
     if (folder / "job.json").is_file():
         given.append("--resume")
     return given
+
+
+def describe_host(out: Path) -> Path | None:
+    """Write what the launcher would know of this host; None, and say so, where it cannot."""
+    sys.path.insert(0, str(ROOT / "src"))
+    try:
+        from narrowgauge.checkout import git_facts
+        from narrowgauge.machine import machine_facts
+        from narrowgauge_contract.codec import write_json_atomic
+        from narrowgauge_contract.record import HOST_NOTE_FORMAT, HostNote
+    except (ImportError, SyntaxError, TypeError) as error:
+        print(f"records will not say what this host is: {error}", flush=True)
+        return None
+    note = HostNote(HOST_NOTE_FORMAT, "native", machine_facts(), git=git_facts(ROOT))
+    out.mkdir(parents=True, exist_ok=True)
+    write_json_atomic(out / "host.json", note)
+    return out / "host.json"
 
 
 class Queue:
@@ -183,7 +205,8 @@ def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespac
     begin = time.monotonic()
     with (folder / "log.txt").open("ab") as log:
         child = subprocess.Popen(
-            words(job, folder, options.data), cwd=ROOT, env=env, stdout=log, stderr=log,
+            words(job, folder, options.data, options.host),
+            cwd=ROOT, env=env, stdout=log, stderr=log,
             stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         _pin(child.pid, cores if not job.alone else ())
@@ -261,6 +284,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
     options.out = options.out.absolute()
     options.until = time.monotonic() + options.limit
+    options.host = None
     try:
         jobs = load_jobs(options.lists)
     except (ListError, OSError, ValueError) as error:
@@ -270,6 +294,8 @@ def main(arguments: Sequence[str]) -> int:
     jobs = [job for job in jobs if not only or any(word in job.name for word in only)]
     due = [job for job in jobs if not (options.out / job.name / ENDED).is_file()]
     print(f"{len(due)} of {len(jobs)} jobs to do", flush=True)
+    if any(job.experiment for job in due):
+        options.host = describe_host(options.out)
     queue = Queue(due, options)
     codes: dict[str, int | None] = {}
     gpus = options.gpus.split(",")

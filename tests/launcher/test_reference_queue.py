@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from narrowgauge_contract.job import parse_overrides, resolve
+from narrowgauge_contract.record import load_host_note
 from narrowgauge_contract.spec import load_spec
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +105,16 @@ def test_a_run_that_was_begun_is_resumed(take: ModuleType, tmp_path: Path) -> No
     words = take.words(job, tmp_path, Path("/data"))
     assert words[-3:] == ["--data", "/data", "--resume"]
     assert words[words.index("-p") + 1] == "epochs=1"
+
+
+def test_a_run_is_told_what_host_it_is_on(take: ModuleType, tmp_path: Path) -> None:
+    note = take.describe_host(tmp_path)
+
+    words = take.words(take.Job(name="a", experiment="mnist"), tmp_path, None, note)
+    assert words[-2:] == ["--host-facts", str(note)]
+    host = load_host_note(note)
+    assert host.executor == "native"
+    assert host.machine.cpu_count >= 1
 
 
 @pytest.mark.parametrize(
