@@ -23,6 +23,7 @@ not enough for all.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import io
 import json
@@ -33,7 +34,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,18 @@ def pack(out: Path, file: Path) -> None:
                 archive.addfile(member, io.BytesIO(body))
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """A shell starts what it puts into the background with interrupts ignored, and jobs would
+    inherit that: they could then only be killed."""
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def share_cores(lanes: int) -> list[list[int]]:
     """This process's cores, in equal runs of neighbours, one for each lane."""
     cores = sorted(os.sched_getaffinity(0))
@@ -303,15 +316,16 @@ def main(arguments: Sequence[str]) -> int:
         threading.Thread(target=lane, args=(queue, gpus[i], cores, options, codes))
         for i, cores in enumerate(share_cores(len(gpus)))
     ]
-    for thread in threads:
-        thread.start()
-    try:
+    with interruptible():
         for thread in threads:
-            thread.join()
-    except KeyboardInterrupt:
-        options.until = time.monotonic()
-        for thread in threads:
-            thread.join()
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt:
+            options.until = time.monotonic()
+            for thread in threads:
+                thread.join()
     if options.pack:
         pack(options.out, options.pack)
     if queue.left or None in codes.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import sys
 import tarfile
 from pathlib import Path
@@ -63,16 +64,23 @@ def test_a_failure_is_the_exit_code_and_the_rest_goes_on(take: ModuleType, tmp_p
     assert (tmp_path / "out/good/log.txt").read_text() == "7\n"
 
 
+@pytest.mark.parametrize("ignored", [False, True])
 def test_what_is_cut_off_has_not_ended(
-    take: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ignored: bool, take: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also from the background of a shell, which has interrupts ignored."""
+    before = signal.getsignal(signal.SIGINT)
     out = tmp_path / "out"
     begun = "import os, time; open(os.environ['OUT'] + '/begun', 'w'); time.sleep(60)"
     jobs = write_list(tmp_path / "jobs.toml", {"long": begun, "next": ""})
     # Time passes once it runs, however long this machine takes to start a Python.
     clock = SimpleNamespace(monotonic=lambda: 1e3 if (out / "long/begun").exists() else 0.0)
     monkeypatch.setattr(take, "time", clock)
-    assert take.main([str(jobs), "--out", str(out), "--limit", "500"]) == 3
+    signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+    try:
+        assert take.main([str(jobs), "--out", str(out), "--limit", "500"]) == 3
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert "KeyboardInterrupt" in (out / "long/log.txt").read_text()
     assert not list(out.rglob("ended.json"))
 
