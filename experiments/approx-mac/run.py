@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from typing import Any, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 import torch
 
@@ -12,6 +11,7 @@ from narrowgauge_contract.errors import BadValueError, NotApplicableError, Skipp
 from narrowgauge_lab import precision
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.layers.manual.settings import Settings, settings_of
+from narrowgauge_lab.measure.algorithms import best_algorithms
 from narrowgauge_lab.measure.state import steadily
 from narrowgauge_lab.networks.layer_shapes import LayerShape, product, shapes_named
 
@@ -54,7 +54,7 @@ def run(ctx: RowContext) -> None:
     ctx.fact("policy", str(settings.policy))
     told, measured = _Told(), {}
     different = list(dict.fromkeys(shapes))
-    with torch.no_grad(), _best_algorithms(ctx.device):
+    with torch.no_grad(), best_algorithms(ctx.device):
         for number, shape in enumerate(different):
             times = _layer(ctx, settings, shape, told)
             if times is not None:
@@ -116,17 +116,3 @@ def _subject(ctx: RowContext, settings: Settings, shape: LayerShape) -> Subject:
 
 def _shapes(name: str, side: int) -> List[LayerShape]:
     return [product(side, side, side)] if name == _PRODUCT else shapes_named(name)
-
-
-@contextlib.contextmanager
-def _best_algorithms(device: torch.device) -> Iterator[None]:
-    """cuDNN tries its algorithms for each shape, as whoever wants it fast lets it."""
-    if device.type != "cuda":
-        yield
-        return
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before

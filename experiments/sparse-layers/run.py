@@ -4,15 +4,15 @@ in weights are worth to tensor cores."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
 from narrowgauge_contract.errors import NotApplicableError, SkippedError
 from narrowgauge_lab import precision as precisions
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.measure.algorithms import best_algorithms
 from narrowgauge_lab.measure.state import steadily
 from narrowgauge_lab.networks.layer_shapes import LayerShape
 
@@ -47,7 +47,7 @@ def run(ctx: RowContext) -> None:
     library = Library(ctx.files, ctx.seed - ctx.repeat)
     single = "fp32" if DTYPES[parameters["precision"]] == torch.float16 else parameters["precision"]
     precisions.enter(single, ctx.device)
-    with torch.no_grad(), _best_algorithms(ctx.device):
+    with torch.no_grad(), best_algorithms(ctx.device):
         if parameters["measure"] == "crossover":
             sweep(ctx, shapes, library)
         else:
@@ -134,17 +134,3 @@ def _about(layer: Layer, ours: Ours, found: Found) -> Dict[str, Any]:
         "peers_missing": found.missing,
         "engines": list(found.engines),
     }
-
-
-@contextlib.contextmanager
-def _best_algorithms(device: torch.device) -> Iterator[None]:
-    """cuDNN tries its algorithms for each shape, as whoever wants it fast lets it."""
-    if device.type != "cuda":
-        yield
-        return
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before

@@ -6,10 +6,8 @@ recorded, in a container or natively. What it prints is a side file of its row.
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,13 +18,9 @@ from narrowgauge.cli.options import (
     On,
     Project,
     Results,
-    note,
-    results_root,
     world_of,
 )
-
-if TYPE_CHECKING:
-    from narrowgauge.launch import World
+from narrowgauge.cli.text_jobs import How, run_row, text_of
 
 __all__ = ["register"]
 
@@ -116,8 +110,8 @@ def generate(
     """
     variant = _variant(precision, accumulation, granularity, layout, path, bias, relu_output)
     words = (f"tile={tile}", f"arch={arch}", *variant)
-    how = _How(on, executor, results, lab_python)
-    text = _run(world_of(project), how, ("action=generate", _shape(shape), *words), "source.cu")
+    how = How(on, executor, results, lab_python)
+    text = _run(project, how, ("action=generate", _shape(shape), *words), "source.cu")
     print(text, end="")
 
 
@@ -154,20 +148,10 @@ def tune(
     """
     variant = _variant(precision, accumulation, granularity, layout, path, bias, relu_output)
     words = (f"batch={batch}", f"seconds={seconds}", *variant)
-    how = _How(on, executor, results, lab_python)
+    how = How(on, executor, results, lab_python)
     name = "tune.json" if as_json else "tune.txt"
-    text = _run(world_of(project), how, ("action=tune", _shape(shape), *words), name)
+    text = _run(project, how, ("action=tune", _shape(shape), *words), name)
     print(text, end="")
-
-
-@dataclass(frozen=True)
-class _How:
-    """The options of a run that every command has."""
-
-    on: str | None
-    executor: str
-    results: Path | None
-    lab_python: Path | None
 
 
 def _shape(text: str) -> str:
@@ -201,30 +185,7 @@ def _variant(
     return tuple(f"{name}={word}" for name, word in words.items())
 
 
-def _run(world: World, how: _How, words: tuple[str, ...], name: str) -> str:
-    """The side file of one row of the experiment. Raises the error of a run that did not go
-    well, and DamagedRecordError where the file is not as it was recorded."""
-    from narrowgauge.launch import prepare, run_all
-    from narrowgauge.plan import JobRequest
-    from narrowgauge.progress import SilentReporter
-    from narrowgauge.recording import problem_of
-    from narrowgauge.side_files import side_file
-    from narrowgauge.store import Store
-    from narrowgauge_contract.errors import DamagedRecordError
-
-    request = JobRequest(_EXPERIMENT, "smoke", words, 0)
-    store = Store(results_root(how.results, world.checkout))
-    launch = prepare(
-        world, request, store.root, on=how.on, executor=how.executor, lab_python=how.lab_python
-    )
-    [(folder, record)] = run_all(
-        world, launch, store=store, data=Path(), wait=True, reporter=SilentReporter(sys.stderr)
-    )
-    problem = problem_of(record, folder)
-    if problem is not None:
-        raise problem
-    note(f"recorded: {folder.path}")
-    path = side_file(record.rows[0], name, folder)
-    if path is None:
-        raise DamagedRecordError(f"the run {record.run_id} left no {name}")
-    return path.read_text(encoding="utf-8")
+def _run(project: Path | None, how: How, words: tuple[str, ...], name: str) -> str:
+    """The side file of one row of the experiment. Raises what `run_row` and `text_of` raise."""
+    folder, record = run_row(world_of(project), how, _EXPERIMENT, words)
+    return text_of(folder, record, name)

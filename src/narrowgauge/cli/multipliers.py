@@ -7,9 +7,8 @@ natively. What it prints, or exports, is a side file of its row.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,9 +22,9 @@ from narrowgauge.cli.options import (
     Project,
     Results,
     note,
-    results_root,
     world_of,
 )
+from narrowgauge.cli.text_jobs import How, run_row, side_of, text_of
 
 if TYPE_CHECKING:
     from narrowgauge.launch import World
@@ -82,9 +81,9 @@ def list_(
 
     With their errors, and of how many exact products they consist.
     """
-    how = _How(on, executor, results, lab_python)
+    how = How(on, executor, results, lab_python)
     folder, record = _run(world_of(project), how, None)
-    print(_text(folder, record, "list.json" if as_json else "list.txt"), end="")
+    print(text_of(folder, record, "list.json" if as_json else "list.txt"), end="")
 
 
 def analyse(
@@ -101,9 +100,9 @@ def analyse(
 
     They are proved over all pairs of operands: multiplied out and compared with the table.
     """
-    how = _How(on, executor, results, lab_python)
+    how = How(on, executor, results, lab_python)
     folder, record = _run(world_of(project), how, name, signed)
-    print(_text(folder, record, "structure.json" if as_json else "analysis.txt"), end="")
+    print(text_of(folder, record, "structure.json" if as_json else "analysis.txt"), end="")
 
 
 def show(
@@ -120,12 +119,12 @@ def show(
 
     ER, MED, NMED, MRED, the worst case and the bias, as the literature defines them.
     """
-    how = _How(on, executor, results, lab_python)
+    how = How(on, executor, results, lab_python)
     folder, record = _run(world_of(project), how, name, signed)
     if as_json:
         _print_facts(record, ("multiplier", "statistics", "structure"))
         return
-    print(_text(folder, record, "show.txt"), end="")
+    print(text_of(folder, record, "show.txt"), end="")
     _note_pictures(folder, "heat")
 
 
@@ -145,12 +144,12 @@ def compare(
     Their errors, structure and heat maps, and at how many pairs their products differ. Where one is
     a file and the other is built in, --signed is about the file.
     """
-    how = _How(on, executor, results, lab_python)
+    how = How(on, executor, results, lab_python)
     folder, record = _run(world_of(project), how, name, signed, against=other)
     if as_json:
         _print_facts(record, ("multiplier", "statistics", "structure", "against"))
         return
-    print(_text(folder, record, "comparison.txt"), end="")
+    print(text_of(folder, record, "comparison.txt"), end="")
     _note_pictures(folder, "difference")
 
 
@@ -180,27 +179,17 @@ def export(
         raise UsageError(f"{file} is there already", next_step="another name, or --force")
     if not file.absolute().parent.is_dir():
         raise UsageError(f"{file.absolute().parent} is no folder to write to")
-    how = _How(on, executor, results, lab_python)
+    how = How(on, executor, results, lab_python)
     folder, record = _run(world_of(project), how, name, signed, keep=True)
-    write_atomic(file.absolute(), _side(folder, record, "table.npy").read_bytes())
+    write_atomic(file.absolute(), side_of(folder, record, "table.npy").read_bytes())
     about = record.rows[0].facts["multiplier"]
     sides = " × ".join("signed" if about[key] else "unsigned" for key in ("a_signed", "b_signed"))
     note(f"written: {file}, {about['name']}, {sides}")
 
 
-@dataclass(frozen=True)
-class _How:
-    """The options of a run that every command has."""
-
-    on: str | None
-    executor: str
-    results: Path | None
-    lab_python: Path | None
-
-
 def _run(
     world: World,
-    how: _How,
+    how: How,
     name: str | None,
     signed: str = "auto",
     against: str | None = None,
@@ -208,12 +197,6 @@ def _run(
 ) -> tuple[RunFolder, Record]:
     """One row of the experiment: of a table, or of all that are listed (None). Raises the error of
     a run that did not go well."""
-    from narrowgauge.launch import prepare, run_all
-    from narrowgauge.plan import JobRequest
-    from narrowgauge.progress import SilentReporter
-    from narrowgauge.recording import problem_of
-    from narrowgauge.store import Store
-
     table, executor = (_ALL, how.executor) if name is None else _table(world, name, how.executor)
     words = [f"table={table}", f"signed={signed}"]
     if against is not None:
@@ -221,19 +204,8 @@ def _run(
         words.append(f"against={other}")
     if keep:
         words.append("keep_table=true")
-    request = JobRequest(_EXPERIMENT, "smoke", tuple(words), 0)
-    store = Store(results_root(how.results, world.checkout))
-    launch = prepare(
-        world, request, store.root, on=how.on, executor=executor, lab_python=how.lab_python
-    )
-    [(folder, record)] = run_all(
-        world, launch, store=store, data=Path(), wait=True, reporter=SilentReporter(sys.stderr)
-    )
-    problem = problem_of(record, folder)
-    if problem is not None:
-        raise problem
-    note(f"recorded: {folder.path}")
-    return folder, record
+    how = dataclasses.replace(how, executor=executor)
+    return run_row(world, how, _EXPERIMENT, tuple(words))
 
 
 def _table(world: World, name: str, executor: str) -> tuple[str, str]:
@@ -264,22 +236,6 @@ def _table(world: World, name: str, executor: str) -> tuple[str, str]:
             next_step=f"put it into {folder}, or add --executor native",
         )
     return f"{path.resolve()}{function}", "native"
-
-
-def _text(folder: RunFolder, record: Record, name: str) -> str:
-    """A side file of the row as text. Raises what `_side` raises."""
-    return _side(folder, record, name).read_text(encoding="utf-8")
-
-
-def _side(folder: RunFolder, record: Record, name: str) -> Path:
-    """A side file of the row, as it was recorded. Raises DamagedRecordError where it is not."""
-    from narrowgauge.side_files import side_file
-    from narrowgauge_contract.errors import DamagedRecordError
-
-    path = side_file(record.rows[0], name, folder)
-    if path is None:
-        raise DamagedRecordError(f"the run {record.run_id} left no {name}")
-    return path
 
 
 def _print_facts(record: Record, names: tuple[str, ...]) -> None:
