@@ -5,12 +5,11 @@ On CUDA such work is captured in a graph. On a CPU that stands in for an acceler
 torch 1.10, it is called each time.
 """
 
-# unverified: capture and replay of products | needs a GPU | pytest -m gpu test_hetero_replay_gpu.py
-
 from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from typing import Any, Callable, Dict, Iterator, List
 
 import torch
@@ -54,6 +53,8 @@ class Recorder:
         self._captures = torch_compat.graphs_available(device)
         self._note = note
         self._pools: Dict[int, Any] = {}
+        #: By pool, those of its graphs that are still kept.
+        self._graphs: Dict[int, weakref.WeakSet[Any]] = {}
         #: How many graphs there are.
         self.captured = 0
 
@@ -63,9 +64,7 @@ class Recorder:
         workspace others may free."""
         if not (self._captures and may_capture) or torch_compat.capturing():
             return Replay(work)
-        pool = self._pools.get(id(lane))
-        if pool is None:
-            pool = self._pools[id(lane)] = torch.cuda.graph_pool_handle()
+        pool = self._pool(id(lane))
         graph = torch.cuda.CUDAGraph()
         try:
             with _uncollected():
@@ -81,7 +80,16 @@ class Recorder:
             self._note(f"products launched one by one, for they could not be captured: {reason}")
             return Replay(work)
         self.captured += 1
+        self._graphs[id(lane)].add(graph)
         return Replay(work, graph, results)
+
+    def _pool(self, lane: int) -> Any:
+        """The lane's memory; a new one once all that used it are gone, as after weights have moved:
+        torch (2.11) then takes the old one's handle for an error."""
+        if not self._graphs.get(lane):
+            self._pools[lane] = torch.cuda.graph_pool_handle()
+            self._graphs[lane] = weakref.WeakSet()
+        return self._pools[lane]
 
 
 def _begin(graph: Any, pool: Any) -> None:
