@@ -37,7 +37,7 @@ ENERGY = Rows(
 
 @pytest.mark.parametrize(
     "words",
-    [("precision=fp32",), ("precision=fp16", "batch=8"), ("precision=tf32", "batch=8"),
+    [("precision=fp32", "peers=all"), ("precision=fp16", "batch=8"), ("precision=tf32", "batch=8"),
      ("precision=fp16", "batch=8", "granularity=tensor-core", "maps=blocky", "zeros=0.7")],
 )  # fmt: skip
 def test_a_layer_beside_every_dense_one(tmp_path: Path, words: Tuple[str, ...]) -> None:

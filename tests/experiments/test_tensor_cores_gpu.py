@@ -77,7 +77,8 @@ def test_the_null_result_and_the_truth_on_one_day(tmp_path: Path) -> None:
     seconds = {key: row.metric("seconds").values[0] for key, row in rows.items()}
     null = seconds["contaminated", "fp32"] / seconds["contaminated", "O3"]
     truth = seconds["clean", "fp32"] / seconds["clean", "O3"]
-    assert 0.8 < null < 1.25
+    # Ten batches each: an equality that a busy host blurs, beside a difference that it does not.
+    assert 0.67 < null < 1.5
     if "tf32" in precision.available(torch.device("cuda")):  # tensor cores of some size
         assert truth > 1.3 * null
     assert rows["contaminated", "fp32"].facts["patched_functions"] == ["conv2d", "linear"]

@@ -9,6 +9,7 @@ network that is to keep it is trained with the zeros.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Optional, Tuple
 
 import torch
@@ -106,4 +107,7 @@ def _rows(x: torch.Tensor) -> Tuple[torch.Tensor, Tuple[int, int, int]]:
 def _compressed(dense: torch.Tensor) -> Any:
     from torch.sparse import to_sparse_semi_structured
 
-    return to_sparse_semi_structured(dense)
+    with warnings.catch_warnings():
+        # "in prototype stage", once in each process, in every torch that has them.
+        warnings.filterwarnings("ignore", message=".*SparseSemiStructuredTensor")
+        return to_sparse_semi_structured(dense)
