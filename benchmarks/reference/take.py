@@ -1,14 +1,18 @@
 """Takes the reference records of a GPU host: a list of jobs, over all its GPUs, resumable.
 
     python3 benchmarks/reference/take.py LIST… --out DIR [--gpus 0,1] [--limit SECONDS]
-                                              [--only WORD,…] [--data DIR] [--pack FILE]
+                                              [--only WORD,…] [--without PACKAGE,…]
+                                              [--data DIR] [--pack FILE]
 
 For hosts without Docker, and for those that are lent in short slices: what is complete is not done
 again, and what was cut off goes on (`python3 -m narrowgauge_lab run --resume`), row by row. Each
 GPU is a lane with its share of the cores; a lane takes the next job of the list when it is free.
 
-A list is a TOML file of `[[job]]` tables, each with a unique `name` and either `experiment` (with
-`profile`, and `parameters` as `-p` takes them) or `command`, a list of words. `env` sets variables,
+A list is a TOML file. Its `needs`, if any, names the packages without which its records would lack
+something, by the names they are imported by; where one is missing nothing begins, unless it is said
+to go `--without` it. Then come `[[job]]` tables, each with a unique `name` and either `experiment`
+(with `profile`, and `parameters` as `-p` takes them) or `command`, a list of words. `env` sets
+variables,
 `alone = true` waits until every other lane has ended, and the others wait for it: for what measures
 the CPU or the bus too.
 
@@ -25,6 +29,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import json
 import os
@@ -87,6 +92,15 @@ def load_jobs(paths: Sequence[Path]) -> list[Job]:
     if not jobs:
         raise ListError(f"no [[job]] in {', '.join(map(str, paths))}")
     return jobs
+
+
+def missing_packages(paths: Sequence[Path], without: Sequence[str]) -> list[str]:
+    """The packages that lists need, that this Python lacks and that nobody said to go without."""
+    needed: set[str] = set()
+    for path in paths:
+        with path.open("rb") as file:
+            needed.update(tomllib.load(file).get("needs", []))
+    return sorted(name for name in needed - set(without) if importlib.util.find_spec(name) is None)
 
 
 def _job(table: dict[str, Any], place: str) -> Job:
@@ -198,7 +212,11 @@ def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespac
     """Run one job to its end or the limit; its exit code, None where the time was up."""
     folder = options.out / job.name
     folder.mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    # Before what is there already: packages may lie beside this Python rather than in it.
+    env["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     if gpu:
         env["CUDA_VISIBLE_DEVICES"] = gpu
     env.update(job.env)
@@ -287,6 +305,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--gpus", default="0", help="which, with commas; empty: CPU only")
     parser.add_argument("--limit", type=float, default=float("inf"), metavar="SECONDS")
     parser.add_argument("--only", default="", metavar="WORD,…", help="jobs whose name has one")
+    parser.add_argument("--without", default="", metavar="PACKAGE,…", help="go on without them")
     parser.add_argument("--data", type=Path, metavar="DIR")
     parser.add_argument("--pack", type=Path, metavar="FILE", help="records in one archive")
     return parser.parse_args(arguments)
@@ -300,8 +319,17 @@ def main(arguments: Sequence[str]) -> int:
     options.host = None
     try:
         jobs = load_jobs(options.lists)
+        missing = missing_packages(options.lists, options.without.split(","))
     except (ListError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    if missing:
+        names = ",".join(missing)
+        print(
+            f"error: the lists need packages that are not here: {names}\n"
+            f"next: install them, or --without {names}: their records then lack something",
+            file=sys.stderr,
+        )
         return 2
     only = [word for word in options.only.split(",") if word]
     jobs = [job for job in jobs if not only or any(word in job.name for word in only)]

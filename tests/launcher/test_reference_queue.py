@@ -154,3 +154,28 @@ def test_the_lists_ask_for_what_there_is(take: ModuleType, path: Path) -> None:
             assert resolve(spec, chosen, profile=job.profile, **where).rows
         for word in job.command:
             assert not word.endswith(".py") or (ROOT / word).is_file(), word
+
+
+def test_a_package_that_is_missing_is_named_before_anything_runs(
+    take: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = write_list(tmp_path / "jobs.toml", {"a": "pass"})
+    jobs.write_text('needs = ["json", "no_such_package"]\n' + jobs.read_text())
+    words = [str(jobs), "--out", str(tmp_path / "out")]
+
+    assert take.main(words) == 2
+
+    said = capsys.readouterr().err
+    assert "no_such_package" in said
+    assert "json" not in said
+    assert not (tmp_path / "out").exists()
+    assert take.main([*words, "--without", "no_such_package"]) == 0
+
+
+def test_packages_beside_this_python_are_found_by_jobs(
+    take: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    jobs = write_list(tmp_path / "jobs.toml", {"a": "import beside, narrowgauge_contract"})
+    assert take.main([str(jobs), "--out", str(tmp_path / "out")]) == 0
