@@ -64,7 +64,6 @@ def _arch_and_tile(ctx: RowContext, shape: Shape, variant: Variant) -> Tuple[str
 
 
 def _tune(ctx: RowContext, variant: Variant) -> None:
-    # unverified: search of tiles and its stored file on a GPU | none at hand | kernels tune there
     if ctx.device.type != "cuda":
         raise NotApplicableError(
             "tiles are tuned on a GPU, and this row runs on a CPU",

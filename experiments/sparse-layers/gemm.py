@@ -4,7 +4,6 @@
 peers are, names none of them. Strict float32 (FMA, no tensor cores), in NHWC as in the artefact
 and in NCHW, of which the faster one counts. The library is the one that torch has loaded.
 """
-# unverified: cuDNN GEMM algorithms by ctypes | no GPU here | run sparse-layers on a GPU
 
 from __future__ import annotations
 

@@ -77,7 +77,6 @@ def sparse_layer(shape: LayerShape, weight: torch.Tensor, backend: str) -> Spars
 def _cuda(
     layer: Layer, device: torch.device, precision: str, granularity: str, tune_s: float
 ) -> Ours:
-    # unverified: generated sparse kernels on a GPU | no GPU here | run sparse-layers on one
     # Loaded here: it looks for the CUDA driver and for a compiler.
     from narrowgauge_kernels.sparse.launching import Convolution
     from narrowgauge_kernels.sparse.shapes import Shape

@@ -67,7 +67,7 @@ def launches(shape: Shape, tile: Tile, variant: Variant, geometry: Geometry) -> 
     return tuple(found)
 
 
-# unverified: generated sparse convolutions on any GPU | emulated threads alone | nox -s gpu
+# unverified: sparse convolutions before Hopper | compiled for each, never run | nox -s gpu there
 class CudaMachine:
     """A CUDA device of torch's: its compiler, its driver and its current stream."""
 

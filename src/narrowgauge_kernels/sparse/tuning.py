@@ -162,7 +162,6 @@ def _timer(
     return timed
 
 
-# unverified: times of tiles, and replays under CUDA graphs | no GPU here | nox -s gpu
 def _microseconds(call: Callable[[], Any]) -> float:
     """On the current device: a graph is captured, and events are recorded, on its stream."""
     import torch
