@@ -11,14 +11,14 @@ import ctypes
 import dataclasses
 import functools
 import re
-import statistics
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
 from narrowgauge_contract.errors import NotApplicableError
-from narrowgauge_lab.measure import TimingPlan, measure_time
+
+from .looking import glance
 
 __all__ = ["ALGORITHMS", "LAYOUTS", "Gemm", "Kept", "all_of", "find_cudnn"]
 
@@ -39,9 +39,6 @@ _HAS_FMA = 8000
 _MAPS = Path("/proc/self/maps")
 _LOADED = re.compile(r"(/\S*libcudnn\.so\S*)")
 _NAMES = ("libcudnn.so.9", "libcudnn.so.8", "libcudnn.so.7")
-
-#: How the faster layout is told; it is measured again beside ours.
-_LOOK = TimingPlan(least_samples=5, limit_s=0.05, warm_up_limit_s=0.05, hide_launches=True)
 
 Pair = Tuple[int, int]
 
@@ -179,4 +176,4 @@ def all_of(
 
 
 def _median(gemm: Gemm) -> float:
-    return statistics.median(measure_time(gemm, gemm.x.device, _LOOK).seconds)
+    return glance(gemm, gemm.x.device)

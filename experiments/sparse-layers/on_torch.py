@@ -7,22 +7,17 @@ oneDNN was given in its own order.
 
 from __future__ import annotations
 
-import statistics
 from typing import Any, List
 
 import torch
 import torch.nn.functional as F
 
 from narrowgauge_contract.errors import NotApplicableError
-from narrowgauge_lab.measure import TimingPlan, measure_time
 
-from .ours import Call
+from .looking import Call, glance
 from .problem import Peer, Problem
 
 __all__ = ["torch_last", "torch_packed", "torch_plain"]
-
-#: How the faster of two orders of ReLU and rearranging is told.
-_LOOK = TimingPlan(least_samples=5, limit_s=0.05, warm_up_limit_s=0.05)
 
 
 def torch_plain(problem: Problem) -> Peer:
@@ -60,9 +55,7 @@ def torch_packed(problem: Problem) -> Peer:
         given = torch.relu(x.to_mkldnn())
         return F.conv2d(given, weight, None, stride, padding).to_dense()
 
-    times: List[float] = [
-        statistics.median(measure_time(call, x.device, _LOOK).seconds) for call in (before, behind)
-    ]
+    times: List[float] = [glance(call, x.device) for call in (before, behind)]
     first = times[0] <= times[1]
     return Peer(
         "torch_packed", before if first else behind, {"relu": "torch's" if first else "oneDNN's"}

@@ -4,29 +4,25 @@ and so is the making of its lists."""
 from __future__ import annotations
 
 import dataclasses
-import statistics
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import torch
 
 from narrowgauge_contract.errors import NotApplicableError, SkippedError
-from narrowgauge_kernels.sparse.errors import SparseArgumentError
+from narrowgauge_kernels.errors import ToolchainMissingError
+from narrowgauge_kernels.sparse.errors import DeviceError, SparseArgumentError
 from narrowgauge_lab.layers.sparse import SparseConv2d
-from narrowgauge_lab.measure import TimingPlan, measure_time
 from narrowgauge_lab.networks.layer_shapes import LayerShape
 
+from .looking import Call, glance
 from .maps import Layer
 
-__all__ = ["DTYPES", "GRANULARITIES", "Call", "Ours", "ours_of", "sparse_layer"]
-
-Call = Callable[[], torch.Tensor]
+__all__ = ["DTYPES", "GRANULARITIES", "Ours", "ours_of", "sparse_layer"]
 
 #: Of the tensors, by precision.
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
 #: The values of the parameter `granularity`. auto: on a GPU the faster of those that there are.
 GRANULARITIES = ("auto", "element", "tensor-core")
-#: How the kernels of one layer are told apart; the fastest is measured again beside its peers.
-_LOOK = TimingPlan(least_samples=5, limit_s=0.05, warm_up_limit_s=0.05, hide_launches=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,6 +73,19 @@ def sparse_layer(shape: LayerShape, weight: torch.Tensor, backend: str) -> Spars
 def _cuda(
     layer: Layer, device: torch.device, precision: str, granularity: str, tune_s: float
 ) -> Ours:
+    try:
+        return _fastest(layer, device, precision, granularity, tune_s)
+    except (DeviceError, ToolchainMissingError) as error:
+        raise SkippedError(
+            f"generated kernels cannot run here: {error.what}",
+            why=error.why,
+            next_step=error.next_step,
+        ) from error
+
+
+def _fastest(
+    layer: Layer, device: torch.device, precision: str, granularity: str, tune_s: float
+) -> Ours:
     # Loaded here: it looks for the CUDA driver and for a compiler.
     from narrowgauge_kernels.sparse.launching import Convolution
     from narrowgauge_kernels.sparse.shapes import Shape
@@ -96,7 +105,7 @@ def _cuda(
             tile = _tile(shape, variant, device, tune_s / len(variants))
             convolution = Convolution(shape, tile, variant)
             call = _call(convolution, x, weight)
-            seconds = statistics.median(measure_time(call, device, _LOOK).seconds)
+            seconds = glance(call, device)
         except SparseArgumentError as error:
             tried[variant.text()] = str(error).splitlines()[0]
             continue

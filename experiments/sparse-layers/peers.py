@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from narrowgauge_contract.errors import NotApplicableError
 
 from .gemm import ALGORITHMS, all_of
+from .looking import Call
 from .on_torch import torch_last, torch_packed, torch_plain
-from .ours import Call
 from .plans import Searched, after_relu, search
 from .problem import Peer, Problem, problem_of
 

@@ -7,7 +7,6 @@ no fusion has. Maps are NHWC, which is what `own.cudnn` plans for.
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
@@ -15,17 +14,16 @@ import torch
 from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_lab.engines.own import cudnn
 from narrowgauge_lab.engines.own.cudnn import ConvPlan, ConvProblem
-from narrowgauge_lab.measure import TimingPlan, measure_time
 
-from .ours import Call
+from .looking import Call, glance
 from .problem import Peer, Problem
 
 __all__ = ["Searched", "after_relu", "search"]
 
 #: What cuDNN's plans call the precisions.
 _PLAN_DTYPES = {"fp32": "float32", "tf32": "tf32", "fp16": "float16"}
-#: Samples of each engine when the fastest is looked for; it is measured again beside ours.
-_LOOK = TimingPlan(least_samples=5, limit_s=0.02, warm_up_limit_s=0.02, hide_launches=True)
+#: Seconds for each engine when the fastest is looked for.
+_LOOK_S = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +51,7 @@ def search(problem: Problem, limit: int, seconds: float) -> Searched:
     for plan in plans:
         into, call = bound(problem, plan)
         both = after_relu(_last(problem.x), into, call)
-        taken = statistics.median(measure_time(both, problem.x.device, _LOOK).seconds)
+        taken = glance(both, problem.x.device, _LOOK_S)
         timed.append((taken, plan, both, call))
     timed.sort(key=lambda each: each[0])
     engines = tuple(

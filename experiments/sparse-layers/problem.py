@@ -9,8 +9,9 @@ import torch
 
 from narrowgauge_lab.networks.layer_shapes import LayerShape
 
+from .looking import Call
 from .maps import Layer
-from .ours import DTYPES, Call
+from .ours import DTYPES
 
 __all__ = ["Peer", "Problem", "problem_of"]
 

@@ -8,13 +8,20 @@ import statistics
 from typing import Callable, Dict, List, Sequence, Tuple
 
 from narrowgauge_lab.context import RowContext
-from narrowgauge_lab.errors import HeldTooLongError
-from narrowgauge_lab.measure import Comparison, Samples, TimingPlan, interleave, measure_time
+from narrowgauge_lab.measure import (
+    Comparison,
+    Samples,
+    TimingPlan,
+    interleave,
+    measure_time,
+    with_hidden_launches,
+)
 from narrowgauge_lab.measure.recording import record_samples
 
 from .gemm import ALGORITHMS
+from .looking import Call
 from .maps import Layer
-from .ours import Call, Ours
+from .ours import Ours
 from .problem import Peer
 
 __all__ = [
@@ -22,8 +29,8 @@ __all__ = [
     "SELECTED",
     "WAYS",
     "Times",
+    "in_turns",
     "measure_layer",
-    "plan_of",
     "record_layer",
     "record_together",
 ]
@@ -95,34 +102,35 @@ def _middle(ratios: Sequence[float]) -> float:
     return statistics.median(ratios)
 
 
-def plan_of(ctx: RowContext) -> TimingPlan:
-    """How the row's samples are taken."""
-    limit = ctx.parameters["limit_s"]
-    return TimingPlan(
-        limit_s=limit,
-        warm_up_limit_s=_WARM_UP_LIMITS * limit,
-        hide_launches=ctx.device.type == "cuda",
+def in_turns(ctx: RowContext, first: Call, second: Call) -> Comparison:
+    """Both as the row says; on a GPU without their launches, where those can be hidden."""
+    pairs = ctx.parameters["pairs"]
+    return with_hidden_launches(
+        lambda plan: interleave(first, second, ctx.device, plan, pairs), ctx.device, _plan(ctx)
     )
+
+
+def _alone(ctx: RowContext, call: Call) -> Samples:
+    return with_hidden_launches(
+        lambda plan: measure_time(call, ctx.device, plan), ctx.device, _plan(ctx)
+    )
+
+
+def _plan(ctx: RowContext) -> TimingPlan:
+    limit = ctx.parameters["limit_s"]
+    return TimingPlan(limit_s=limit, warm_up_limit_s=_WARM_UP_LIMITS * limit)
 
 
 def measure_layer(ctx: RowContext, layer: Layer, ours: Ours, peers: Sequence[Peer]) -> Times:
     """Each peer in turns with ours, and the layer that chooses in turns with each of WAYS; without
     any, ours alone. Records nothing."""
-    plan, pairs = plan_of(ctx), ctx.parameters["pairs"]
-
-    def turns(first: Call, second: Call) -> Comparison:
-        try:
-            return interleave(first, second, ctx.device, plan, pairs)
-        except HeldTooLongError:
-            # With launches in the times where so many cannot be hidden: the samples say so.
-            shown = dataclasses.replace(plan, hide_launches=False)
-            return interleave(first, second, ctx.device, shown, pairs)
-
     calls = {peer.name: peer.call for peer in peers}
-    beside = {name: turns(ours.call, call) for name, call in calls.items() if name not in WAYS}
-    ways = {name: turns(calls[name], calls[SELECTED]) for name in WAYS if name in calls}
+    beside = {
+        name: in_turns(ctx, ours.call, call) for name, call in calls.items() if name not in WAYS
+    }
+    ways = {name: in_turns(ctx, calls[name], calls[SELECTED]) for name in WAYS if name in calls}
     first = next(iter(beside.values()), None)
-    samples = measure_time(ours.call, ctx.device, plan) if first is None else first.first
+    samples = _alone(ctx, ours.call) if first is None else first.first
     return Times(layer, samples, beside, ways, ctx.device.type)
 
 

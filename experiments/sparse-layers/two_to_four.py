@@ -16,11 +16,11 @@ from narrowgauge_contract.errors import SkippedError
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.layers.sparse import weights
-from narrowgauge_lab.measure import Comparison, interleave
+from narrowgauge_lab.measure import Comparison
 from narrowgauge_lab.measure.recording import record_samples
 
-from .ours import Call
-from .times import plan_of
+from .looking import Call
+from .times import in_turns
 
 __all__ = ["METRIC", "SIZES", "halved"]
 
@@ -91,10 +91,6 @@ def _measured(ctx: RowContext, layer: nn.Conv2d, x: torch.Tensor) -> Tuple[float
     }
     wanted = nn.functional.conv2d(x.double(), last.double())
     error = float((halves(x).double() - wanted).abs().max() / wanted.abs().max())
-    plan, pairs = plan_of(ctx), ctx.parameters["pairs"]
-    taken = {
-        name: interleave(lambda: halves(x), call, ctx.device, plan, pairs)
-        for name, call in ways.items()
-    }
+    taken = {name: in_turns(ctx, lambda: halves(x), call) for name, call in ways.items()}
     kind = min(taken, key=lambda name: statistics.median(taken[name].second.seconds))
     return error, kind, taken[kind]

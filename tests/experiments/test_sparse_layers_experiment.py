@@ -11,7 +11,7 @@ import sys
 import time
 import types
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Tuple, Type
 
 import pytest
 import torch
@@ -27,7 +27,9 @@ from narrowgauge_contract.errors import (
 )
 from narrowgauge_contract.outcome import Row
 from narrowgauge_contract.summary import summary_lines
+from narrowgauge_kernels.errors import KernelsError, ToolchainMissingError
 from narrowgauge_kernels.library import has_kernels
+from narrowgauge_kernels.sparse.errors import DeviceError
 from narrowgauge_lab.measure import Comparison, Samples
 from narrowgauge_lab.networks.layer_shapes import LayerShape, shapes_named
 
@@ -727,3 +729,18 @@ def test_the_closing_lines_say_what_was_measured(tmp_path: Path) -> None:
     assert closing is not None
     line = summary_lines(closing, [ROWS.run(tmp_path)])[-1]
     assert line.startswith(f"| {LAYER} | 1 | matched | 0.8")
+
+
+@pytest.mark.parametrize("kind", [DeviceError, ToolchainMissingError])
+def test_a_gpu_whose_kernels_cannot_be_compiled_or_loaded_skips_the_row(
+    monkeypatch: pytest.MonkeyPatch, kind: Type[KernelsError]
+) -> None:
+    ours = ROWS.module("ours")
+
+    def refuse(*given: Any) -> None:
+        raise kind("no NVRTC", why="looked in /usr/lib", next_step="install it")
+
+    monkeypatch.setattr(ours, "_fastest", refuse)
+    with pytest.raises(SkippedError, match="no NVRTC") as caught:
+        ours.ours_of(None, torch.device("cuda", 0), "fp32", "auto", 1.0)
+    assert (caught.value.why, caught.value.next_step) == ("looked in /usr/lib", "install it")
