@@ -1,6 +1,6 @@
 """What a board elsewhere costs: round trips of a run, the rate of results, runs over two boards.
 
-    PYTHONPATH=src python benchmarks/fleet/bench.py [overhead copy sweep] --out FILE
+    PYTHONPATH=src python benchmarks/fleet/bench.py [command overhead copy sweep] --out FILE
 
 Two real engines and sshds on this machine, one reached over a line that delays (`line.py`), since
 few kernels of containers have `netem`. The lab is a shell script that does nothing, so what is
@@ -28,20 +28,32 @@ ROOT = Path(__file__).parents[2]
 for folder in ("tests/e2e", "tests/launcher", "benchmarks/fleet"):
     sys.path.insert(0, str(ROOT / folder))
 
-from board_lab import on_board  # noqa: E402
-from boards import TOOLS, LabBoard, boards, make_image  # noqa: E402
+from board_lab import checkout, on_board  # noqa: E402
+from boards import IMAGE, TOOLS, LabBoard, boards, make_image  # noqa: E402
 from line import Line  # noqa: E402
 from tiny_image import archive  # noqa: E402
 
+from narrowgauge.checkout import find_checkout  # noqa: E402
 from narrowgauge.fleet.facts import ask_board  # noqa: E402
-from narrowgauge.fleet.link import Patience  # noqa: E402
+from narrowgauge.fleet.hosts import load_boards  # noqa: E402
+from narrowgauge.fleet.link import Link, Patience  # noqa: E402
+from narrowgauge.fleet.ready import prepare_fleet  # noqa: E402
+from narrowgauge.images.content import content_tag, image_name  # noqa: E402
+from narrowgauge.launch import World, prepare, run_all  # noqa: E402
+from narrowgauge.launch_fleet import run_fleet  # noqa: E402
+from narrowgauge.machine import probe_host  # noqa: E402
+from narrowgauge.plan import JobRequest  # noqa: E402
+from narrowgauge.progress import SilentReporter  # noqa: E402
 from narrowgauge.runner import run_job  # noqa: E402
+from narrowgauge.store import Store  # noqa: E402
+from narrowgauge.targets import TARGETS_FILE, load_targets  # noqa: E402
 
 PATIENCE = Patience(kept=60)
 #: 20 ms each way.
 ROUND_TRIP_S = 0.040
-#: Round trips are counted on a line so slow that nothing else is as slow: the rest is subtracted.
-COUNTING_S = 1.0
+#: Round trips are counted on a line so slow that nothing else is as slow, other load included: the
+#: rest is subtracted.
+COUNTING_S = 3.0
 #: One thread of work for the sweep: long enough to hide no more than the container's start.
 WORK = "i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done"
 
@@ -69,7 +81,7 @@ def overhead(board: LabBoard, root: Path, repeats: int) -> dict[str, Any]:
         found: dict[str, Any] = {"round_trip_s": ROUND_TRIP_S, "repeats": repeats}
         at_zero = _medians(line, 0.0, repeats, run, cold, cold_and_asked)
         delayed = _medians(line, ROUND_TRIP_S, repeats, run, cold, cold_and_asked)
-        counted = _medians(line, COUNTING_S, 3, run, cold, cold_and_asked)
+        counted = _medians(line, COUNTING_S, 1, run, cold, cold_and_asked)
     local = _local(board, repeats)
     found["local_docker_s"] = local
     names = ("kept", "cold", "cold_asked")
@@ -79,6 +91,65 @@ def overhead(board: LabBoard, root: Path, repeats: int) -> dict[str, Any]:
             "seconds": late,
             "round_trips": (slow - zero) / COUNTING_S,
             "overhead_s": late - local,
+        }
+    return found
+
+
+def command(board: LabBoard, root: Path, repeats: int) -> dict[str, Any]:
+    """All that `run tiny --host NAME` does once Python is there, image and data being on the board;
+    against all that `run tiny` does with the same engine beside it."""
+    project = checkout(root / "project")
+    target = load_targets(project / TARGETS_FILE)["cpu"]
+    board.docker("tag", IMAGE, image_name(target, content_tag(project, target)))
+    env = {
+        **os.environ,
+        "XDG_RUNTIME_DIR": str(board.folder),
+        "DOCKER_HOST": board.docker_host,
+        "NARROWGAUGE_LOCK": str(root / "lock"),
+    }
+    world = World(find_checkout(project, project), env, probe_host(), [].append)
+    request = JobRequest("tiny", "smoke", (), 0)
+    store, data = Store(root / "results"), root / "data"
+    reporter = SilentReporter(sys.stderr)
+
+    def local() -> None:
+        launch = prepare(world, request, store.root, on="cpu", executor="docker", lab_python=None)
+        run_all(world, launch, store=store, data=data, wait=False, reporter=reporter)
+
+    with Line(board.port) as line:
+        board.know(line.port)
+        hosts = root / "hosts.toml"
+        hosts.write_text(board.toml(port=line.port), encoding="utf-8")
+        chosen = load_boards(hosts)
+
+        def kept() -> None:
+            fleet = prepare_fleet(
+                world, request, chosen, store.root, data, spread=False, patience=PATIENCE
+            )
+            done = run_fleet(
+                world, fleet, store=store, data=data, wait=False, errors=sys.stderr,
+                reporter=reporter,
+            )  # fmt: skip
+            assert not done.problems, done.problems
+            assert done.runs[0][1].exit_code == 0, done.runs[0][1].error
+
+        def cold() -> None:
+            Link(chosen[0], env, PATIENCE).drop()
+            kept()
+
+        local()
+        here = _median(repeats, local)
+        at_zero = _medians(line, 0.0, repeats, kept, cold)
+        delayed = _medians(line, ROUND_TRIP_S, repeats, kept, cold)
+        counted = _medians(line, COUNTING_S, 1, kept, cold)
+        Link(chosen[0], env, PATIENCE).drop()
+    found: dict[str, Any] = {"round_trip_s": ROUND_TRIP_S, "repeats": repeats, "local_s": here}
+    for name, zero, late, slow in zip(("kept", "cold"), at_zero, delayed, counted, strict=True):
+        found[name] = {
+            "seconds_without_delay": zero,
+            "seconds": late,
+            "round_trips": (slow - zero) / COUNTING_S,
+            "over_local_s": late - here,
         }
     return found
 
@@ -186,7 +257,7 @@ def _median(repeats: int, call: Callable[[], None]) -> float:
 def main() -> None:
     """Measure what is asked for; print it, and write it down."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", default=["overhead", "copy", "sweep"])
+    parser.add_argument("what", nargs="*", default=["command", "overhead", "copy", "sweep"])
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=200)
@@ -197,6 +268,8 @@ def main() -> None:
     with boards(root, ("a", "b"), cpus=("0", "1") if "sweep" in options.what else ()) as made:
         for board in made:
             make_image(board, archive(TOOLS))
+        if "command" in options.what:
+            found["command"] = command(made[0], root / "r", options.repeats)
         if "overhead" in options.what:
             found["overhead"] = overhead(made[0], root / "o", options.repeats)
         if "copy" in options.what:

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,7 +36,12 @@ _LOG_FILE = "narrowgauge-environment.log"
 _LEAST_PIP = (22, 2)
 #: torch and numpy unpacked, beside their wheels.
 _DISK_FACTOR = 4
-_COMPILE_SAID = "compiling the kernels (about half a minute)"
+_COMPILE_SAID = "compiling the kernels, once: a minute or more"
+_PERHAPS_SAID = (
+    "looking at the kernels; where they are new for it, compiling takes a minute or more"
+)
+#: Seconds that nothing is said of a step which mostly has nothing to do.
+_SILENT_S = 3.0
 _FACTS = """
 import json, sys
 import numpy, torch
@@ -113,7 +119,13 @@ def _own_python(
     # Builds by content: what is compiled already is left as it is.
     build = checkout.source / "narrowgauge_kernels" / "build"
     build.mkdir(exist_ok=True)
-    _build_kernels(checkout, python, host, env, build / "lab-python.log")
+    # Where there is nothing to compile it takes a second or two, and nothing need be said.
+    saying = threading.Timer(_SILENT_S, say, [_PERHAPS_SAID])
+    saying.start()
+    try:
+        _build_kernels(checkout, python, host, env, build / "lab-python.log")
+    finally:
+        saying.cancel()
     return python
 
 

@@ -2,162 +2,57 @@
 
 from __future__ import annotations
 
-import dataclasses
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias, TypeVar
+from typing import TextIO, TypeAlias
 
-from narrowgauge.catalog import load_experiment
 from narrowgauge.checkout import git_facts
-from narrowgauge.errors import (
-    DockerPermission,
-    DockerUnavailable,
-    NarrowgaugeError,
-    NotApplicableError,
-    ToolchainMissing,
-)
+from narrowgauge.errors import NarrowgaugeError
 from narrowgauge.executors.base import load_handle
 from narrowgauge.executors.ssh import SshExecutor
-from narrowgauge.fleet.clock import require_clock
-from narrowgauge.fleet.facts import BoardState, ask_board, require_devices, require_tools, target_of
-from narrowgauge.fleet.hosts import Board
+from narrowgauge.fleet.facts import ask_board
 from narrowgauge.fleet.job_list import JobList
-from narrowgauge.fleet.link import Link, Patience
+from narrowgauge.fleet.link import Link
+from narrowgauge.fleet.ready import Fleet
 from narrowgauge.fleet.seat import Seat, board_of
-from narrowgauge.fleet.sending import (
-    board_image,
-    require_architecture,
-    require_same,
-    send_data,
-    send_image,
-)
 from narrowgauge.launch import World, draw_quietly
-from narrowgauge.plan import NATIVE, JobRequest, plan_jobs, read_request
 from narrowgauge.progress import LineReporter, Reporter
 from narrowgauge.recording import StartFacts
-from narrowgauge.runner import (
-    Session,
-    StopRequest,
-    attach,
-    check_results,
-    check_results_early,
-    run_job,
-    stop_signals,
-)
-from narrowgauge.selection import check_experiment
+from narrowgauge.runner import Session, StopRequest, attach, run_job, stop_signals
 from narrowgauge.store import RunFolder, Store
-from narrowgauge.targets import Target, load_targets
-from narrowgauge_contract.job import Job
 from narrowgauge_contract.record import Record
 
-__all__ = ["Finished", "Fleet", "attach_fleet", "prepare_fleet", "run_fleet"]
+__all__ = ["Finished", "attach_fleet", "run_fleet"]
 
-Say = Callable[[str], None]
-T = TypeVar("T")
-R = TypeVar("R")
-#: What a worker tells: a run that is recorded, what kept it from going on, or that it has ended.
-_Told: TypeAlias = tuple[RunFolder, Record] | Exception | None
+#: Called for each run as it is recorded, in the thread that waits for all.
+Told: TypeAlias = Callable[[RunFolder, Record], None]
 
 
 @dataclass(frozen=True)
-class Fleet:
-    """Boards that are ready: their links and seats, and the jobs, one list for each seat; with
-    `spread`, one list for all."""
+class _Lost:
+    """A device that does no more, and why."""
 
-    links: Mapping[str, Link]
-    seats: tuple[Seat, ...]
-    jobs: tuple[tuple[Job, ...], ...]
-    spread: bool
+    seat: Seat
+    error: Exception
 
-    @property
-    def asked(self) -> int:
-        """How many runs there will be."""
-        return sum(len(jobs) for jobs in (self.jobs[:1] if self.spread else self.jobs))
+
+#: What a worker tells: a run that is recorded, what kept it from going on, or that it has ended.
+_Told: TypeAlias = tuple[RunFolder, Record] | _Lost | None
 
 
 @dataclass
 class Finished:
-    """What came of it: the records, and what kept jobs from one."""
+    """What came of it: the records, what kept jobs from one, the devices where that was, and
+    whether somebody asked to stop."""
 
     runs: list[tuple[RunFolder, Record]] = field(default_factory=list)
     problems: list[NarrowgaugeError] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Known:
-    """A board and what it answered."""
-
-    board: Board
-    link: Link
-    state: BoardState
-    target: Target
-
-
-def prepare_fleet(
-    world: World,
-    request: JobRequest,
-    boards: Sequence[Board],
-    results: Path,
-    data: Path,
-    *,
-    spread: bool,
-    patience: Patience | None = None,
-) -> Fleet:
-    """Ask every board, choose its target, bring image and data to it. What is wrong with a board is
-    raised before anything is sent to any. Raises NotApplicableError, BoardUnreachable, WrongImage,
-    BoardUnfit, HostKeyRefused, DockerUnavailable."""
-    check_results_early(results)
-    spec = load_experiment(world.checkout.experiments, request.experiment)
-    read = read_request(spec, request)
-    planned = plan_jobs(spec, read, NATIVE)
-    targets = load_targets(world.checkout.targets_file)
-
-    def know(board: Board) -> _Known:
-        link = Link(board, world.env, patience or Patience())
-        state = ask_board(link)
-        require_tools(board, state)
-        require_clock(board.name, state.clock)
-        target = target_of(targets, board, state)
-        require_devices(board, state, target)
-        check_experiment(spec, target, targets, state.host)
-        return _Known(board, link, state, target)
-
-    known = _all_at_once(know, boards)
-    if spread and len({each.target.name for each in known}) > 1:
-        raise NotApplicableError(
-            "runs of one list cannot be spread over boards of several targets",
-            why=", ".join(f"{each.board.name}: {each.target.name}" for each in known),
-            next_step="name boards of one target; or leave --spread out: each board then runs all",
-        )
-    images = _images(world, known)
-    _fetch(world, planned, data)
-
-    def seat(each: _Known) -> list[Seat]:
-        inspected, facts = images[each.target.name]
-        require_architecture(
-            each.link, str(inspected["Architecture"]), each.state.host.architecture
-        )
-        there = _bring_image(world, each, inspected, facts.name)
-        names = tuple(dict.fromkeys(name for job in planned for name in job.data_sets))
-        folder = each.state.folder(each.board.data)
-        send_data(each.link, names, data, f"{folder}/data", world.say)
-        return [
-            Seat(each.board, device, each.state, each.target, facts, there)
-            for device in each.board.devices
-        ]
-
-    seats = tuple(seat for found in _all_at_once(seat, known) for seat in found)
-    check_results(results)
-    lists: list[tuple[Job, ...]] = []
-    for each in seats[:1] if spread else seats:
-        jobs = planned if not lists else plan_jobs(spec, read, NATIVE)
-        lists.append(tuple(dataclasses.replace(job, target=each.target.name) for job in jobs))
-    return Fleet({each.board.name: each.link for each in known}, seats, tuple(lists), spread)
+    lost: list[Seat] = field(default_factory=list)
+    stopped: bool = False
 
 
 def run_fleet(
@@ -169,9 +64,10 @@ def run_fleet(
     wait: bool,
     errors: TextIO,
     reporter: Reporter,
+    told: Told | None = None,
 ) -> Finished:
     """Run every job. One board's failure does not keep the others; where jobs are spread, those
-    that it could not start go to the others."""
+    that it could not start go to the others. `told` hears of each run as it is recorded."""
     stop = StopRequest()
     done: queue.SimpleQueue[_Told] = queue.SimpleQueue()
     shared = JobList(fleet.jobs[0]) if fleet.spread else None
@@ -201,9 +97,20 @@ def run_fleet(
             reporter=teller,
             stop=stop,
         )
-        workers.append(threading.Thread(target=_work, args=(jobs, session, done)))
-    with stop_signals(stop):
-        return _gather(world, workers, done, store, executors)
+        workers.append(threading.Thread(target=_work, args=(seat, jobs, session, done, alone)))
+
+    def tell(folder: RunFolder, record: Record) -> None:
+        draw_quietly(folder, store, world.say)
+        if told is not None:
+            told(folder, record)
+
+    try:
+        with stop_signals(stop):
+            finished = _gather(workers, done, executors, tell)
+    finally:
+        fleet.close()
+    finished.stopped = stop.requested
+    return finished
 
 
 def attach_fleet(world: World, folder: RunFolder, reporter: Reporter) -> Record:
@@ -257,7 +164,9 @@ def _name(seat: Seat) -> str:
     return f"{seat.board.name}/{seat.device}" if several else seat.board.name
 
 
-def _work(jobs: JobList, session: Session, done: queue.SimpleQueue[_Told]) -> None:
+def _work(
+    seat: Seat, jobs: JobList, session: Session, done: queue.SimpleQueue[_Told], alone: bool
+) -> None:
     """One device's jobs, one after the other. Ends with None, whatever happens."""
     try:
         while (job := jobs.take(lambda: session.stop.requested)) is not None:
@@ -269,18 +178,19 @@ def _work(jobs: JobList, session: Session, done: queue.SimpleQueue[_Told]) -> No
                     jobs.begun(job.run_id)
                 else:
                     jobs.give_back(job)
-                done.put(error)
+                if isinstance(error, NarrowgaugeError) and not alone:
+                    session.reporter.note(f"no more runs here: {error.what}")
+                done.put(_Lost(seat, error))
                 return  # what keeps one job from this device keeps the next from it too
     finally:
         done.put(None)
 
 
 def _gather(
-    world: World,
     workers: Sequence[threading.Thread],
     done: queue.SimpleQueue[_Told],
-    store: Store,
     executors: Sequence[SshExecutor],
+    tell: Told,
 ) -> Finished:
     """Start the workers, and draw here what they finish: drawing is not for many threads. Raises
     what is no error of ours once all have ended."""
@@ -298,93 +208,20 @@ def _gather(
             continue
         if found is None:
             left -= 1
-        elif isinstance(found, NarrowgaugeError):
-            finished.problems.append(found)
-        elif isinstance(found, Exception):
-            faults.append(found)
+        elif isinstance(found, _Lost):
+            if isinstance(found.error, NarrowgaugeError):
+                finished.lost.append(found.seat)
+                finished.problems.append(found.error)
+            else:
+                faults.append(found.error)
         else:
             finished.runs.append(found)
-            draw_quietly(found[0], store, world.say)
+            try:
+                tell(*found)
+            except Exception as error:
+                faults.append(error)  # the others are to be recorded first
     for worker in workers:
         worker.join()
     if faults:
         raise faults[0]
     return finished
-
-
-def _fetch(world: World, jobs: Sequence[Job], data: Path) -> None:
-    from narrowgauge_contract.data_commands import LAUNCHER
-    from narrowgauge_data import ensure
-    from narrowgauge_data.caller import Caller
-
-    for job in jobs:
-        ensure(job.data_sets, data, Caller(world.say, world.env, LAUNCHER))
-
-
-def _images(world: World, known: Sequence[_Known]) -> dict[str, tuple[Mapping[str, Any], Any]]:
-    """For each target the one image that all its boards must have: this host's, or where it has
-    none what was built on a board, or else built here now. What an engine says, and the facts."""
-    from narrowgauge.images.inspect import find_image
-
-    found: dict[str, tuple[Mapping[str, Any], Any]] = {}
-    local: Any = None
-    try:
-        local = _local_engine(world)
-    except (DockerUnavailable, DockerPermission, ToolchainMissing) as error:
-        world.say(f"no image can be sent from here: {error.what}")
-    # unverified: images built on a board by DOCKER_HOST | no arm64 board | build one so, and run
-    for each in known:
-        if each.target.name in found:
-            continue
-        asked = [local] if local is not None else []
-        asked += [_on_board(other.link) for other in known if other.target is each.target]
-        for inspect in asked:
-            facts = find_image(inspect, world.checkout.root, each.target)
-            if facts is not None:
-                # A stand-in is found by another name than its own.
-                found[each.target.name] = (inspect(facts.digest) or {}, facts)
-                break
-        else:
-            if local is None:
-                raise NotApplicableError(
-                    f"there is no image of target '{each.target.name}', here or on the boards",
-                    why="no Docker engine answers here, so none can be built or sent",
-                    next_step=f"build it on the board: DOCKER_HOST=ssh://{each.board.login}"
-                    f" narrowgauge images build {each.target.name}",
-                )
-            from narrowgauge.images.build import ensure_image
-
-            facts = ensure_image(world.checkout.root, each.target, world.env, world.say)
-            found[each.target.name] = (local(facts.digest) or {}, facts)
-    return found
-
-
-def _local_engine(world: World) -> Callable[[str], Mapping[str, Any] | None]:
-    from narrowgauge.executors.docker_client import connect, inspect_image
-
-    client = connect(world.env)
-    return lambda name: inspect_image(client, name)
-
-
-def _on_board(link: Link) -> Callable[[str], Mapping[str, Any] | None]:
-    return lambda name: board_image(link, name)
-
-
-def _bring_image(world: World, each: _Known, inspected: Mapping[str, Any], name: str) -> str:
-    """The image's id on the board, which has it afterwards."""
-    from narrowgauge.images.client import find_client
-
-    there = board_image(each.link, name) or board_image(each.link, str(inspected["Id"]))
-    if there is not None:
-        return require_same(each.link, there, inspected, name)
-    docker = find_client(None, world.env).executable
-    # A stand-in is here by another name than the one that its content gives it.
-    tags = inspected.get("RepoTags") or [name]
-    sent = name if name in tags else str(tags[0])
-    return send_image(each.link, inspected, sent, docker, world.env, world.say)
-
-
-def _all_at_once(call: Callable[[T], R], things: Sequence[T]) -> list[R]:
-    """Each in a thread of its own: a board that is slow to answer keeps no other waiting."""
-    with ThreadPoolExecutor(max_workers=max(1, len(things))) as pool:
-        return list(pool.map(call, things))

@@ -1,4 +1,4 @@
-"""Starts the runs of a sweep: here, one at a time, or as arrays on a cluster."""
+"""Starts the runs of a sweep: here, one at a time; over boards; or as arrays on a cluster."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
+from narrowgauge.errors import Interrupted, NarrowgaugeError
 from narrowgauge.launch import Launch, World, attach_to, prepare, run_all
 from narrowgauge.plan import NATIVE, JobRequest
 from narrowgauge.progress import Reporter
@@ -20,11 +21,13 @@ from narrowgauge_contract.record import Record
 
 if TYPE_CHECKING:
     from narrowgauge.executors.slurm import SlurmExecutor
+    from narrowgauge.fleet.hosts import Board
+    from narrowgauge.fleet.ready import Fleet
 
-__all__ = ["HereStarter", "SlurmStarter", "here", "on_slurm"]
+__all__ = ["FleetStarter", "HereStarter", "SlurmStarter", "here", "on_boards", "on_slurm"]
 
 Finished = Callable[[RunFolder, Record], None]
-#: Slurm's own default of MaxArraySize is 1001.
+#: Slurm's own default of MaxArraySize is 1001. Boards take as many from one list.
 _ARRAY = 1000
 
 
@@ -56,6 +59,49 @@ class HereStarter:
                 finished(folder, record)
                 if record.exit_code == ExitCode.INTERRUPTED:
                     return
+
+    def attach(self, folder: RunFolder) -> Record:
+        return attach_to(self.world, folder, wait=self.wait, reporter=self.reporter)
+
+
+@dataclass
+class FleetStarter:
+    """Over boards: one run at a time on each device, and the next point to whichever is free.
+
+    A device that cannot go on (its board is away, or busy) does no more of this sweep; what it had
+    not begun goes to the others.
+    """
+
+    world: World
+    fleet: Fleet
+    store: Store
+    data: Path
+    wait: bool
+    reporter: Reporter
+    errors: TextIO
+    target: str
+    by_one_request: int = _ARRAY
+
+    @property
+    def most(self) -> int:
+        return self.by_one_request if self.fleet.seats else 0
+
+    def __call__(self, jobs: Sequence[Job], finished: Finished) -> Sequence[NarrowgaugeError]:
+        from narrowgauge.fleet.ready import bring_data
+        from narrowgauge.launch_fleet import run_fleet
+
+        bring_data(self.world, self.fleet, jobs, self.data)
+        fleet = dataclasses.replace(self.fleet, jobs=(tuple(jobs),), spread=True)
+        done = run_fleet(
+            self.world, fleet, store=self.store, data=self.data, wait=self.wait,
+            errors=self.errors, reporter=self.reporter, told=finished,
+        )  # fmt: skip
+        lost = {(seat.board.name, seat.device) for seat in done.lost}
+        left = [each for each in fleet.seats if (each.board.name, each.device) not in lost]
+        self.fleet = dataclasses.replace(self.fleet, seats=tuple(left))
+        if done.stopped:
+            raise Interrupted("stopped")
+        return done.problems
 
     def attach(self, folder: RunFolder) -> Record:
         return attach_to(self.world, folder, wait=self.wait, reporter=self.reporter)
@@ -100,6 +146,29 @@ def here(
     """`request`: one of the sweep's, by which executor and target are chosen for all."""
     launch = prepare(world, request, store.root, on=on, executor=executor, lab_python=lab_python)
     return HereStarter(world, launch, store, data, wait, reporter)
+
+
+def on_boards(
+    world: World,
+    request: JobRequest,
+    boards: Sequence[Board],
+    store: Store,
+    data: Path,
+    reporter: Reporter,
+    *,
+    wait: bool,
+    searches: bool,
+    errors: TextIO,
+) -> FleetStarter:
+    """For `--host`, `--all` and `--label`: the boards are made ready for `request`, one of the
+    sweep's. `searches`: the next points depend on what came of others, so no more are asked for
+    than there are devices. Raises what `prepare_fleet` raises."""
+    from narrowgauge.fleet.ready import prepare_fleet
+
+    fleet = prepare_fleet(world, request, boards, store.root, data, spread=True)
+    most = len(fleet.seats) if searches else _ARRAY
+    target = fleet.seats[0].target.name
+    return FleetStarter(world, fleet, store, data, wait, reporter, errors, target, most)
 
 
 def on_slurm(

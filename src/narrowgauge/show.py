@@ -120,6 +120,11 @@ def _circumstances(record: Record) -> Iterable[str]:
         yield record.target
     else:
         yield f"{host.executor} on {record.target}"
+    if host is not None and host.board is not None:
+        device = "" if host.board.device == "all" else f"/{host.board.device}"
+        yield f"board {host.board.name}{device}"
+    if host is not None and host.scheduler is not None:
+        yield f"job {host.scheduler.job} on {' '.join(host.scheduler.nodes)}"
     if host is not None and host.image is not None:
         yield f"image {_short(host.image.digest)}"
     if record.data_sets:
@@ -192,6 +197,9 @@ def _machine(record: Record) -> list[tuple[str, str]]:
         "power mode": machine.power_mode,
         "cache": {True: "cold", False: "warm", None: None}[record.host.cache_cold],
     }
+    board = record.host.board
+    if board is not None:
+        named["clock"] = f"{board.clock_skew_s:+.2f} s ± {board.clock_bound_s:.2f} s"
     gpus = [("gpu", str(gpu.get("name", gpu))) for gpu in machine.gpus]
     return [(name, value) for name, value in named.items() if value] + gpus
 

@@ -204,7 +204,7 @@ def test_one_that_waits_gets_its_turn(board: LabBoard, tmp_path: Path) -> None:
 
 
 def test_a_lease_of_a_dead_launcher_is_named(board: LabBoard, tmp_path: Path) -> None:
-    there = on_board(board, tmp_path / "one", middle="sleep 2")
+    there = on_board(board, tmp_path / "one", middle="until [ -e /out/go ]; do sleep 0.1; done")
     folder = begin(there, RUN + "333330")
     die(there, RUN + "333330")
     gone = board.data / "runs" / folder.name / "launcher-gone"
@@ -213,6 +213,7 @@ def test_a_lease_of_a_dead_launcher_is_named(board: LabBoard, tmp_path: Path) ->
 
     with pytest.raises(Busy, match="whose launcher is gone") as raised:
         run_job(other.job(RUN + "333331"), other.session)
+    (board.data / "runs" / folder.name / "out/go").touch()
     record = attach(folder, there.session)
 
     assert f"narrowgauge attach {folder.name}" in raised.value.next_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -93,6 +94,139 @@ def test_a_list_of_runs_is_spread_over_the_boards(lab: Lab, tmp_path: Path) -> N
     assert len(json.loads(done.stdout)["runs"]) == len(runs) == 4
     assert sorted(run.parameters["width"] for run in runs) == [1, 2, 3, 4]
     assert {run.host.board.name for run in runs if run.host and run.host.board} == {"a", "b"}
+
+
+SWEEP = """
+[sweep]
+experiment = "tiny"
+profile = "smoke"
+metric = "accuracy"
+direction = "maximize"
+
+[vary]
+width = [1, 2, 3, 4]
+data = ["synthetic"]
+"""
+
+
+def _points(results: Path) -> list[tuple[int, str, int]]:
+    """Width, board and exit code of each record."""
+    runs = [load_record(path) for path in results.glob("*/*/record.json")]
+    found = []
+    for run in runs:
+        assert run.host is not None
+        assert run.host.board is not None
+        found.append((int(run.parameters["width"]), run.host.board.name, run.exit_code))
+    return sorted(found)
+
+
+def test_a_sweep_is_spread_over_boards_and_goes_on(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "wide.toml"
+    file.write_text(SWEEP)
+    words = ["sweep", str(file), "--all", "--results", str(tmp_path / "results")]
+
+    lab.program.call(*words)
+    first = _points(tmp_path / "results")
+    again = lab.program.call(*words)
+    file.write_text(SWEEP.replace("4]", "4, 5]"))
+    more = json.loads(lab.program.call(*words, "--json").stdout)
+
+    assert [(width, code) for width, _, code in first] == [(1, 0), (2, 0), (3, 0), (4, 0)]
+    assert {board for _, board, _ in first} == {"a", "b"}
+    assert "4 of 4 points are done" in again.stderr
+    assert [width for width, _, _ in _points(tmp_path / "results")] == [1, 2, 3, 4, 5]
+    assert len(more["runs"]) == 5
+
+
+def test_a_busy_board_leaves_its_points_to_the_other(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "wide.toml"
+    file.write_text(SWEEP)
+    lock = lab.boards[1].folder / "narrowgauge.lock"
+    with open(lock, "a", encoding="utf-8") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        done = lab.program.call("sweep", str(file), "--all", "--results", str(tmp_path / "results"))
+        spread = ["--all", "--spread", "-p", "width=7,8", "--results", str(tmp_path / "spread")]
+        run = lab.program.call("run", "tiny", "--profile", "smoke", *spread)
+
+    assert "b: no more runs here: the board b is measuring" in done.stderr
+    assert [(width, board) for width, board, _ in _points(tmp_path / "results")] == [
+        (1, "a"), (2, "a"), (3, "a"), (4, "a"),
+    ]  # fmt: skip
+    # All that was asked for is there, so the busy board is no error.
+    assert [(width, board) for width, board, _ in _points(tmp_path / "spread")] == [
+        (7, "a"), (8, "a"),
+    ]  # fmt: skip
+    assert "b: no more runs here" in run.stderr
+    assert "board a" in run.stdout
+
+
+def test_where_every_board_is_busy_nothing_is_done_and_that_is_said(
+    lab: Lab, tmp_path: Path
+) -> None:
+    file = tmp_path / "wide.toml"
+    file.write_text(SWEEP)
+    lock = lab.boards[1].folder / "narrowgauge.lock"
+    words = ["sweep", str(file), "--host", "b", "--results", str(tmp_path / "results")]
+    with open(lock, "a", encoding="utf-8") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        done = lab.program.call(*words, expect=int(ExitCode.BUSY))
+
+    assert "the board b is measuring" in done.stderr
+    assert not _points(tmp_path / "results")
+
+
+def test_a_sweep_whose_launcher_was_killed_is_taken_over(lab: Lab, tmp_path: Path) -> None:
+    file, results = tmp_path / "wide.toml", tmp_path / "results"
+    file.write_text(SWEEP)
+    words = ["sweep", str(file), "--all", "--results", str(results)]
+    launcher = lab.program.start(lab.program.words(*words))
+
+    def going() -> list[Path]:
+        events = results.glob("*/*/out/events.jsonl")
+        return [path for path in events if not (path.parents[1] / "record.json").exists()]
+
+    wait_until(going, "a run", 60)
+    launcher.kill()
+    launcher.communicate()
+    begun = {path.parent.name for path in results.glob("tiny/*/handle.json")}
+
+    done = lab.program.call(*words)
+
+    assert "taking over" in done.stderr
+    # One may have been killed as it was about to begin: that is recorded as a failure, and its
+    # point is run again.
+    assert [width for width, _, code in _points(results) if code == 0] == [1, 2, 3, 4]
+    assert begun <= {path.parent.name for path in results.glob("tiny/*/record.json")}
+    for board in lab.boards:
+        wait_until(lambda board=board: not left_on(board)["folders"], "an empty board", 20)
+
+
+@pytest.mark.slow
+def test_a_search_asks_for_as_many_points_as_there_are_boards(lab: Lab, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    file = tmp_path / "seek.toml"
+    search = SWEEP.replace("[sweep]", '[sweep]\nmethod = "optuna"\nruns = 3')
+    file.write_text(search.replace("[1, 2, 3, 4]", "{ low = 1, high = 64 }"))
+    results = tmp_path / "results"
+
+    lab.program.call("sweep", str(file), "--label", "bench", "--results", str(results))
+
+    assert [code for _, _, code in _points(results)] == [0, 0, 0]
+
+
+def test_a_sweep_over_boards_takes_no_words_that_mean_nothing_there(
+    lab: Lab, tmp_path: Path
+) -> None:
+    file = tmp_path / "wide.toml"
+    file.write_text(SWEEP)
+    for words, said in (
+        (["--host", "a", "--on", "cpu"], "--executor and --on are for a run on this host"),
+        (["--host", "a", "--lab-python", "python3"], "--lab-python means nothing"),
+        (["--all", "--host", "a"], "--all is every board"),
+        (["--host", "a", "--slurm", "nodes=2"], "--slurm is for --executor slurm"),
+    ):
+        done = lab.program.call("sweep", str(file), *words, expect=int(ExitCode.USAGE))
+        assert said in done.stderr
 
 
 def test_an_image_of_another_content_stops_the_run(lab: Lab, tmp_path: Path) -> None:

@@ -175,6 +175,26 @@ def test_a_given_python_without_torch_is_refused(tiny_checkout: Path, tmp_path: 
     assert refused.value.why == "no torch"
 
 
+def test_a_given_python_for_which_kernels_are_compiled_is_said_to_take_a_while(
+    tiny_checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Minutes without a word look like a hang; where nothing is compiled nothing is said."""
+    (tiny_checkout / "src/narrowgauge_kernels").mkdir(parents=True, exist_ok=True)
+    place = tmp_path / "python"
+    facts = '{"python": "3.11.2", "torch": "2.13.0"}'
+    place.write_text(f"#!/bin/sh\n[ \"$1\" != -c ] || exec echo '{facts}'\nsleep 0.5\n")
+    place.chmod(0o755)
+    said: list[str] = []
+    for silent in (30.0, 0.1):
+        monkeypatch.setattr(environment, "_SILENT_S", silent)
+        ensure_lab_python(Checkout(tiny_checkout), LAPTOP, dict(os.environ), said.append, place)
+
+    named = "native: Python 3.11.2 with torch 2.13.0 at " + str(place)
+    assert said[:2] == [named, named]
+    (late,) = said[2:]
+    assert "a minute or more" in late
+
+
 def test_a_report_tells_a_cpu_build_from_a_cuda_build() -> None:
     local = read_report(report("2.13.0+cpu", "file:///w/torch.whl"), (), "pip")
     cuda = read_report(

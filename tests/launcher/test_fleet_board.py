@@ -404,6 +404,9 @@ def test_ssh_checks_host_keys_whatever_is_configured(tmp_path: Path) -> None:
 
     assert "StrictHostKeyChecking=yes" in words
     assert "BatchMode=yes" in words
+    for option in ("NoHostAuthenticationForLocalhost=no", "VerifyHostKeyDNS=no"):
+        assert option in words
+    assert "RemoteCommand=none" in words
     assert words[-2:] == ["--", "orin.lab"]
     assert words[words.index("-F") + 1] == "/etc/mine"
     assert (words[words.index("-p") + 1], words[words.index("-l") + 1]) == ("2222", "lab")

@@ -87,7 +87,7 @@ narrowgauge serve --port --results --project
 narrowgauge shell [COMMAND] --on --executor --data --project --lab-python
 narrowgauge show [RUN] --results --project --json
 narrowgauge sweep FILE --on --executor --slurm... --results --data --project --lab-python --plan \
---show --wait --json
+--show --wait --host... --all --label --json
 narrowgauge verify-bundle FILE --sha256 --json
 narrowgauge weights
 narrowgauge weights import FILE --name --recipe --store

@@ -19,7 +19,13 @@ from narrowgauge.units import format_value, number
 from narrowgauge.view import load_view, spark, to_json, warnings_of
 from narrowgauge_contract.events import EventKind, EventLog
 from narrowgauge_contract.outcome import ErrorInfo, Status, Validity
-from narrowgauge_contract.record import GitFacts, ImageFacts, Record
+from narrowgauge_contract.record import (
+    BoardFacts,
+    GitFacts,
+    ImageFacts,
+    Record,
+    SchedulerFacts,
+)
 
 
 def _screen(folder: RunFolder, width: int = 120) -> str:
@@ -49,6 +55,19 @@ def test_a_good_run_shows_what_it_measured_and_where(tmp_path: Path) -> None:
     assert "⚠" not in screen
     assert "INVALID" not in screen
     assert "\x1b" not in screen
+
+
+@pytest.mark.parametrize(("device", "shown"), [("all", "board orin · "), ("gpu0", "orin/gpu0")])
+def test_where_a_run_elsewhere_was_is_shown(tmp_path: Path, device: str, shown: str) -> None:
+    board = BoardFacts("orin", "orin.lab", device, 0.1861, 0.19)
+    scheduler = SchedulerFacts("slurm", "23.02", "7_1", "main", ("n1", "n2"), "")
+    on_board = _screen(_changed(tmp_path, {"host": dataclasses.replace(host(), board=board)})[0])
+    facts = dataclasses.replace(host(), scheduler=scheduler)
+    on_nodes = _screen(_changed(tmp_path / "nodes", {"host": facts})[0])
+
+    assert shown in on_board
+    assert "+0.19 s ± 0.19 s" in on_board
+    assert "job 7_1 on n1 n2" in on_nodes
 
 
 def test_a_terminal_gets_colour_and_fits_eighty_columns(tmp_path: Path) -> None:

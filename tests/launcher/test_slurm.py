@@ -136,7 +136,7 @@ def test_a_state_is_read_and_a_forgotten_job_is_gone() -> None:
     )
     state = Queue({}, said).state("7")
 
-    assert state == JobState("RUNNING", "None", "n[1-2]", "gpu", True, 2)
+    assert state == JobState("RUNNING", "", "n[1-2]", "gpu", True, 2)
     assert not state.over
     assert Queue({}, said).state("8").over
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,10 +20,12 @@ from narrowgauge.errors import (
     Busy,
     ClusterUnreachable,
     DamagedRecordError,
+    Interrupted,
     NarrowgaugeError,
     ToolchainMissing,
     UsageError,
 )
+from narrowgauge.fleet.errors import BoardUnreachable
 from narrowgauge.runner import Session, StopRequest, attach, run_job
 from narrowgauge.store import RunFolder, Store
 from narrowgauge.sweep import search as search_module
@@ -157,6 +160,92 @@ def test_what_a_killed_launcher_left_is_taken_over_or_run_again(tmp_path: Path) 
     assert len(bench.started) == 2 + 4
 
 
+def test_a_run_on_a_board_that_is_away_is_left_and_said(tmp_path: Path) -> None:
+    """It may go on, so its point waits; the others are run."""
+    sweep, bench = sweep_of(tmp_path, GRID), Bench(tmp_path)
+
+    def die(jobs: Sequence[Job], finished: Callable[[RunFolder, Record], None]) -> None:
+        del finished
+        folder = bench.store.new_run(jobs[0])
+        bench.session().executor.start(jobs[0], _places(folder, tmp_path))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.conductor(sweep).run(_Starter(die))
+    (left,) = bench.store.root.glob("tiny/*")
+    back = bench.attach
+
+    def away(folder: RunFolder) -> Record:
+        raise BoardUnreachable("the board orin does not answer by ssh")
+
+    bench.attach = away  # type: ignore[method-assign]
+    progress = bench.conductor(sweep).run(bench)
+
+    assert (progress.done, progress.points, progress.stopped) == (5, 6, False)
+    (problem,) = progress.problems
+    assert str(left) in problem.next_step
+    assert any(line.startswith(f"{left.name} is left as it is") for line in bench.said)
+    bench.attach = back  # type: ignore[method-assign]
+    bench._lab(left / "out", RunFolder(left).job())
+    assert bench.conductor(sweep).run(bench).done == 6
+    assert bench.attached == [left.name]
+    assert len(bench.started) == 5
+
+
+def test_a_point_whose_board_will_not_be_back_is_run_again_without_its_folder(
+    tmp_path: Path,
+) -> None:
+    sweep, bench = sweep_of(tmp_path, GRID), Bench(tmp_path)
+
+    def die(jobs: Sequence[Job], finished: Callable[[RunFolder, Record], None]) -> None:
+        del finished
+        bench.store.new_run(jobs[0])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.conductor(sweep).run(_Starter(die))
+    (left,) = bench.store.root.glob("tiny/*")
+    shutil.rmtree(left)
+
+    assert bench.conductor(sweep).run(bench).done == 6
+
+
+@pytest.mark.parametrize("file", ["GRID", "SEARCH"])
+def test_where_no_more_can_be_started_the_sweep_ends(tmp_path: Path, file: str) -> None:
+    """A starter over boards has lost the last of them; what it said of that is handed on."""
+    sweep, bench = sweep_of(tmp_path, {"GRID": GRID, "SEARCH": SEARCH}[file]), Bench(tmp_path)
+
+    def start(
+        jobs: Sequence[Job], finished: Callable[[RunFolder, Record], None]
+    ) -> list[NarrowgaugeError]:
+        bench(jobs[:1], finished)
+        starter.most = 0
+        return [Busy("the board orin is measuring another run")]
+
+    starter = _Starter(start)
+    starter.most = 2
+    progress = bench.conductor(sweep).run(starter)
+
+    assert (progress.done, progress.stopped) == (1, False)
+    assert [problem.what for problem in progress.problems] == [
+        "the board orin is measuring another run"
+    ]
+    assert bench.conductor(sweep).run(bench).done == progress.points
+
+
+@pytest.mark.parametrize("file", ["GRID", "SEARCH"])
+def test_a_starter_that_is_stopped_ends_the_sweep_in_order(tmp_path: Path, file: str) -> None:
+    sweep, bench = sweep_of(tmp_path, {"GRID": GRID, "SEARCH": SEARCH}[file]), Bench(tmp_path)
+
+    def start(jobs: Sequence[Job], finished: Callable[[RunFolder, Record], None]) -> None:
+        bench(jobs, finished)
+        raise Interrupted("stopped")
+
+    progress = bench.conductor(sweep).run(_Starter(start))
+
+    assert (progress.done, progress.stopped, progress.problems) == (1, True, ())
+
+
 def _places(folder: RunFolder, tmp_path: Path):
     from narrowgauge.plan import Places
 
@@ -166,11 +255,11 @@ def _places(folder: RunFolder, tmp_path: Path):
 class _Starter:
     most, target = 1, "cpu"
 
-    def __init__(self, call: Callable[..., None]) -> None:
+    def __init__(self, call: Callable[..., object]) -> None:
         self._call = call
 
-    def __call__(self, jobs, finished) -> None:
-        self._call(jobs, finished)
+    def __call__(self, jobs, finished):
+        return self._call(jobs, finished)
 
     def attach(self, folder: RunFolder) -> Record:
         raise AssertionError("nothing was left behind")

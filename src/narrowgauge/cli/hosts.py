@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from narrowgauge.progress import Reporter
     from narrowgauge.store import Store
 
-__all__ = ["boards_here", "register", "run_on_boards"]
+__all__ = ["boards_here", "chosen_boards", "register", "run_on_boards"]
 
 
 def register(app: typer.Typer) -> None:
@@ -54,7 +54,7 @@ def add(
     project: Project = None,
 ) -> None:
     """Ask a board what it is, and add it to hosts.toml."""
-    from narrowgauge.fleet.facts import ask_board, require_tools, target_of
+    from narrowgauge.fleet.facts import ask_board, require_devices, require_tools, target_of
     from narrowgauge.fleet.hosts import append_board, parse_boards
     from narrowgauge.fleet.link import Link
     from narrowgauge.targets import load_targets
@@ -72,6 +72,7 @@ def add(
     state = ask_board(Link(board, os.environ))
     require_tools(board, state)
     found = target_of(load_targets(checkout_of(project).targets_file), board, state)
+    require_devices(board, state, found)
     append_board(_file(), board)
     note(f"{name}: {state.host.describe()}, Docker {state.executor.version}, target {found.name}")
     print(_file())
@@ -128,15 +129,22 @@ def run_on_boards(
     reporter: Reporter,
 ) -> tuple[int, Finished]:
     """What `run --host`, `--label` and `--all` do: how many runs were asked for, and what came."""
-    from narrowgauge.fleet.hosts import select
-    from narrowgauge.launch_fleet import prepare_fleet, run_fleet
+    from narrowgauge.fleet.ready import prepare_fleet
+    from narrowgauge.launch_fleet import run_fleet
 
-    chosen = select(boards_here(), boards.names, every=boards.every, label=boards.label)
+    chosen = chosen_boards(boards)
     fleet = prepare_fleet(world, request, chosen, store.root, data, spread=boards.spread)
     done = run_fleet(
         world, fleet, store=store, data=data, wait=wait, errors=sys.stderr, reporter=reporter
     )
     return fleet.asked, done
+
+
+def chosen_boards(boards: BoardChoice) -> tuple[Board, ...]:
+    """The boards that a command line names. Raises UnknownNameError, UsageError for none."""
+    from narrowgauge.fleet.hosts import select
+
+    return select(boards_here(), boards.names, every=boards.every, label=boards.label)
 
 
 def boards_here() -> tuple[Board, ...]:

@@ -15,6 +15,7 @@ from narrowgauge_contract.placement_builtins import BUILTIN
 
 if TYPE_CHECKING:
     from narrowgauge.checkout import Checkout
+    from narrowgauge.errors import NarrowgaugeError
     from narrowgauge.launch import World
     from narrowgauge.progress import Reporter
 
@@ -42,6 +43,7 @@ __all__ = [
     "checkout_of",
     "data_root",
     "note",
+    "note_error",
     "reporter_of",
     "results_root",
     "world_of",
@@ -230,6 +232,11 @@ def reporter_of(as_json: bool) -> Reporter:
     if as_json:
         return SilentReporter(sys.stderr)
     return LiveReporter(sys.stderr) if sys.stderr.isatty() else LineReporter(sys.stderr)
+
+
+def note_error(error: NarrowgaugeError) -> None:
+    """Tell of an error that does not end the command, as of one that does."""
+    note("error: " + str(error).replace("\n", "\n  "))
 
 
 def note(text: str) -> None:

@@ -38,6 +38,7 @@ from narrowgauge.cli.options import (
     checkout_of,
     data_root,
     note,
+    note_error,
     reporter_of,
     results_root,
     world_of,
@@ -222,18 +223,23 @@ def _end(
     as_json: bool,
     problems: Sequence[NarrowgaugeError] = (),
 ) -> None:
-    """Show what was recorded; `problems` kept other runs from it, and the first is raised."""
-    from narrowgauge.errors import Interrupted
+    """Show what was recorded; `problems` kept a board from more, and the first is raised where runs
+    are missing."""
+    from narrowgauge.errors import Interrupted, NarrowgaugeError
 
     try:
         _finish(finished, store, as_json)
-    finally:
+    except NarrowgaugeError:
         for problem in problems:
-            note(f"error: {problem}")
+            note_error(problem)
+        raise
+    if len(finished) >= asked:
+        return  # another board has done its part; what kept it was said
+    for problem in problems[1:]:
+        note_error(problem)
     if problems:
         raise problems[0]
-    if len(finished) < asked:
-        raise Interrupted(f"{asked - len(finished)} of {asked} runs were not started")
+    raise Interrupted(f"{asked - len(finished)} of {asked} runs were not started")
 
 
 def _finish(finished: list[tuple[RunFolder, Record]], store: Store, as_json: bool) -> None:

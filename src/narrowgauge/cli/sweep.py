@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,9 +10,13 @@ import typer
 
 from narrowgauge.cli.cluster import refuse_ignored, require_executor
 from narrowgauge.cli.options import (
+    BoardChoice,
     Data,
+    Every,
     ExecutorName,
+    HostNames,
     Json,
+    Label,
     LabPython,
     On,
     Project,
@@ -19,13 +24,14 @@ from narrowgauge.cli.options import (
     Slurm,
     data_root,
     note,
+    note_error,
     reporter_of,
     results_root,
     world_of,
 )
 
 if TYPE_CHECKING:
-    from narrowgauge.sweep.conduct import Starter
+    from narrowgauge.sweep.conduct import Progress, Starter
     from narrowgauge.sweep.file import SweepSpec
 
 __all__ = ["register"]
@@ -53,11 +59,13 @@ def sweep(
     plan: _Plan = False,
     show: _Show = False,
     wait: _Wait = False,
+    host: HostNames = None,
+    every: Every = False,
+    label: Label = None,
     as_json: Json = False,
 ) -> None:
     """Run a grid, random points, or a search; the same command goes on where it was stopped."""
     from narrowgauge.catalog import load_experiment
-    from narrowgauge.errors import Interrupted, RunFailed
     from narrowgauge.launch_sweep import here, on_slurm
     from narrowgauge.store import Store
     from narrowgauge.sweep.conduct import Conductor
@@ -66,8 +74,11 @@ def sweep(
     from narrowgauge.sweep.points import example, points_of
     from narrowgauge.sweep.table import plan_json, plan_lines
 
+    boards = BoardChoice(tuple(host or ()), every, label, spread=False)
+    over_boards = boards.asked(executor, on)
     require_executor(executor, {"slurm": slurm})
-    refuse_ignored(executor, {"--wait": wait})
+    given = {"--wait": wait, "--lab-python": lab_python}
+    refuse_ignored("boards" if over_boards else executor, given)
     world = world_of(project)
     read = read_sweep(file)
     spec = load_experiment(world.checkout.experiments, read.experiment)
@@ -82,7 +93,15 @@ def sweep(
         _print(journal, asked, spec, as_json)
         return
     start: Starter
-    if executor == "slurm":
+    if over_boards:
+        from narrowgauge.cli.hosts import chosen_boards
+        from narrowgauge.launch_sweep import on_boards
+
+        start = on_boards(
+            world, example(asked), chosen_boards(boards), store, data_root(data),
+            reporter_of(as_json), wait=wait, searches=read.method == "optuna", errors=sys.stderr,
+        )  # fmt: skip
+    elif executor == "slurm":
         from narrowgauge.slurm.asking import add_words
 
         start = on_slurm(
@@ -96,11 +115,22 @@ def sweep(
         )  # fmt: skip
     progress = Conductor(asked, spec, store, journal, note).run(start)
     _print(journal, asked, spec, as_json)
+    _end(progress)
+
+
+def _end(progress: Progress) -> None:
+    """Raise what kept points from being done, if any are left."""
+    from narrowgauge.errors import Interrupted, RunFailed
+
     left = progress.points - progress.done
     if progress.stopped:
         raise Interrupted(
             f"{left} of {progress.points} points are left", next_step="the same command goes on"
         )
+    if left and progress.problems:
+        for problem in progress.problems[1:]:
+            note_error(problem)
+        raise progress.problems[0]
     if left:
         raise RunFailed(
             f"{left} of {progress.points} points failed",

@@ -241,7 +241,8 @@ class SlurmExecutor:
 
     def _tell(self, job: str, state: JobState, said: str) -> str:
         """Say once per change why a job waits, or where it runs."""
-        words = f"{state.word.lower()}: {state.reason}" if state.waiting else f"on {state.nodes}"
+        waits = f"{state.word.lower()}: {state.reason}".removesuffix(": ")
+        words = waits if state.waiting else f"on {state.nodes}"
         if words != said:
             self._say(f"Slurm job {job}: {words}")
         return words

@@ -272,9 +272,17 @@ class SshExecutor:
                 if self._stopped():
                     raise Interrupted(f"stopped while waiting: {error.what}") from error
             except LinkCut as cut:
+                old = self._watching[handle.run_id].followed
                 self._close(handle)
-                self._recover(handle, cut)
-                return
+                try:
+                    self._recover(handle, cut)
+                    return
+                except LinkCut:
+                    if not old:
+                        raise
+                # That connection was open since the board was asked, and nothing of the run is
+                # there: another may do.
+                self._arrivals[handle.run_id] = Arrival(self._arrivals[handle.run_id].folder)
             except BaseException:
                 self._close(handle)
                 raise

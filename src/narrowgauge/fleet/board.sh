@@ -21,7 +21,12 @@ room() { case $1 in *'o space left'* | *'quota exceeded'*) fail disk-full "$1" ;
 # bytes NAME FILE: an answer with the file's content.
 bytes() { say "$1 $(stat -c %s "$2")" && cat "$2"; }
 
+# facts PLACE IMAGES FILE...: what the board is; what its engine says of those of the images (names or
+# ids, with spaces between) that it has; and the sizes of files below PLACE/data.
 facts() {
+    place=$1 images=$2
+    shift 2
+    case $place in '~/'*) place=$HOME/${place#'~/'} ;; esac
     say "user $(id -u) $(id -g) $HOME"
     say "machine $(uname -m) $(uname -r) $(nproc)"
     for path in etc/os-release etc/nv_tegra_release proc/cpuinfo proc/meminfo \
@@ -44,12 +49,21 @@ facts() {
     nvidia-smi --query-gpu=compute_cap,driver_version,memory.total,name --format=csv,noheader,nounits \
         2>/dev/null | while IFS= read -r line; do say "gpu $line"; done
     [ ! -r /etc/nv_tegra_release ] || say "power $(nvpmodel -q 2>/dev/null | tr '\n' ' ')"
-    engine=$(docker version --format '{{.Server.Version}} {{.Server.APIVersion}}' 2>&1) &&
-        say "engine $engine" || say "no-engine $(printf '%s' "$engine" | tr '\n' ' ')"
-    say "runtimes $(docker info --format '{{range $name, $_ := .Runtimes}}{{$name}} {{end}}' 2>/dev/null)"
-    place=$1
-    case $place in '~/'*) place=$HOME/${place#'~/'} ;; esac
     say "free $(free_room "$(existing "$place")")"
+    for file; do have "$place/data/$file"; done
+    # Side by side: a line from the background is too short to mix with another.
+    engine &
+    say "runtimes $(docker info --format '{{range $name, $_ := .Runtimes}}{{$name}} {{end}}' 2>/dev/null)" &
+    found=
+    # shellcheck disable=SC2086 # a list of names
+    [ -z "$images" ] || found=$(docker image inspect --format '@ng image {{json .}}' $images 2>/dev/null)
+    wait
+    [ -z "$found" ] || printf '%s\n' "$found"
+}
+
+engine() {
+    found=$(docker version --format '{{.Server.Version}} {{.Server.APIVersion}}' 2>&1) &&
+        say "engine $found" || say "no-engine $(printf '%s' "$found" | tr '\n' ' ' | head -c 2000)"
 }
 
 # free_room FOLDER: bytes.
@@ -253,7 +267,7 @@ run() {
     [ -z "$left" ] || say "left $left"
     # A name in any lease here: of a run that goes on, or that did not end in order.
     [ -z "$(cat "$leases"/narrowgauge*.lock 2>/dev/null)" ] || nothing_else_runs "$device"
-    said=$({ mkdir -p "$home/out" && echo $$ >"$home/beginning"; } 2>&1) || {
+    said=$({ mkdir -p "$home/out" && echo "$$ $(born $$)" >"$home/beginning"; } 2>&1) || {
         rm -rf "$home"
         room "$said"
         fail folder "$said"
@@ -299,21 +313,30 @@ run() {
     release
 }
 
+# born PID: when it was started, as the kernel counts: with its number the name of one process.
+born() {
+    { IFS= read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 1
+    # shellcheck disable=SC2086 # fields
+    set -- ${stat##*) }
+    printf '%s' "${20}"
+}
+
 # What was begun and never ran leaves nothing.
 abandon() {
     : | overwrite "$lock"
     rm -rf "$home"
 }
 
-# lives PID: whether it is a command of ours for this run, and not another program by now.
-lives() { [ -n "$1" ] && tr '\000' ' ' 2>/dev/null <"/proc/$1/cmdline" | grep -qF "$home"; }
+# lives PID BORN: whether that process is there, and not another of its number by now.
+lives() { [ -n "$2" ] && [ "$(born "$1")" = "$2" ]; }
 
 # Until the run that may be about to start has, or never will: its connection was cut as it began.
 begun() {
     missed=0
     until [ -e "$home/pid" ]; do
         [ -d "$home/out" ] || { say nothing && exit 0; }
-        if lives "$(cat "$home/beginning" 2>/dev/null)" 2>/dev/null; then missed=0; else missed=$((missed + 1)); fi
+        { read -r pid when <"$home/beginning"; } 2>/dev/null || pid='' when=''
+        if lives "$pid" "$when"; then missed=0; else missed=$((missed + 1)); fi
         if [ $missed -gt 2 ]; then
             case $(patiently docker inspect --format '{{.State.Status}}' "$name") in
             running* | paused* | exited* | dead*) return ;;
@@ -345,7 +368,7 @@ watch() {
     lease=$lock
     own "$5" || lock=
     earlier=$(cat "$home/pid")
-    { echo $$ >>"$home/pid"; } 2>/dev/null
+    { echo "$$ $(born $$)" >>"$home/pid"; } 2>/dev/null
     rm -f "$home/launcher-gone"
     : >"$home/beat"
     say started
@@ -354,9 +377,11 @@ watch() {
     follow "$6"
     # What was left of the connection that was cut may hold the lease while it waits to be read.
     if [ -z "$lock" ]; then
-        for each in $earlier; do
-            if lives "$each" 2>/dev/null; then kill "$each" 2>/dev/null; fi
-        done
+        while read -r pid when; do
+            if lives "$pid" "$when"; then kill "$pid" 2>/dev/null; fi
+        done <<EOF
+$earlier
+EOF
         sleep 0.1
         lock=$lease
         own "$5" || lock=
@@ -402,8 +427,19 @@ verb=$1
 shift
 [ "$(uname -s)" = Linux ] || fail system "it is $(uname -s), and boards must be Linux"
 say "clock $(date +%s.%N)"
+if [ "$verb" = facts ]; then
+    facts "$@"
+    say ready
+    # One command more may follow on this connection: a line with its length, and its words.
+    if read -r length <&3; then
+        eval "set -- $(head -c "$length" <&3)"
+        verb=$1
+        shift
+        say "clock $(date +%s.%N)"
+    fi
+fi
 case $verb in
-facts) facts "$@" ;;
+facts) ;;
 image) image "$@" ;;
 run) run "$@" ;;
 watch) watch "$@" ;;

@@ -68,7 +68,10 @@ class WrongImage(NarrowgaugeError):
 SSH_FAILED = 255
 
 _ADVICE = (
-    ("could not resolve", "is its address right? narrowgauge hosts list shows it"),
+    (
+        "could not resolve",
+        "is its address right, here (narrowgauge hosts list) or in your ssh configuration?",
+    ),
     (
         "permission denied",
         "put your key on it: ssh-copy-id {login}; it must work without a password",

@@ -6,10 +6,12 @@ The board sends the files; they are put below a folder, and `machine` reads them
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from narrowgauge.errors import NotApplicableError
 from narrowgauge.executors.base import ExecutorFacts
@@ -27,7 +29,9 @@ from narrowgauge_contract.record import MachineFacts
 
 __all__ = [
     "BoardState",
+    "Questions",
     "ask_board",
+    "have_of",
     "read_state",
     "require_devices",
     "require_tools",
@@ -38,8 +42,21 @@ _MEBIBYTE = 1 << 20
 
 
 @dataclass(frozen=True)
+class Questions:
+    """What else is asked by the way: which of these images (names or ids) the board's engine has,
+    and how much of these files, which are named from its folder of data sets on."""
+
+    images: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class BoardState:
-    """A board as it answered. `home` is the user's there; `free_bytes` where its data lies."""
+    """A board as it answered. `home` is the user's there; `free_bytes` where its data lies.
+
+    `images`: what its engine says of each image that was asked for, None where it is not there;
+    `files`: of each file the size, `-` where it is not there, and the size of its part.
+    """
 
     host: Host
     machine: MachineFacts
@@ -52,21 +69,29 @@ class BoardState:
     missing: tuple[str, ...]
     free_bytes: int
     gpu_count: int
+    images: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
+    files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def folder(self, path: str) -> str:
         """A path of hosts.toml as the board's own absolute one."""
         return f"{self.home}/{path[2:]}" if path.startswith("~/") else path
 
 
-def ask_board(link: Link) -> BoardState:
-    """One command. Raises BoardUnreachable, HostKeyRefused."""
-    answers = link.call("facts", [link.board.data])
+def ask_board(link: Link, questions: Questions | None = None) -> BoardState:
+    """One command; with `questions`, of which its connection stays open for the next (see
+    Link.ask). Raises BoardUnreachable, HostKeyRefused."""
+    asked = questions or Questions()
+    words = [link.board.data, " ".join(asked.images), *asked.files]
+    answers = link.call("facts", words) if questions is None else link.ask(words)
     assert link.clock is not None, "every command begins with the clock"
-    return read_state(answers, link.clock)
+    return read_state(answers, link.clock, asked)
 
 
-def read_state(answers: Sequence[tuple[Answer, bytes]], clock: Clock) -> BoardState:
+def read_state(
+    answers: Sequence[tuple[Answer, bytes]], clock: Clock, questions: Questions | None = None
+) -> BoardState:
     """The facts in the answers to `facts`."""
+    asked = questions or Questions()
     single = {answer.word: answer for answer, _ in answers}
     uid, gid, home = single["user"].fields(3)
     machine, kernel, count = single["machine"].fields(3)
@@ -112,7 +137,26 @@ def read_state(answers: Sequence[tuple[Answer, bytes]], clock: Clock) -> BoardSt
         missing=tuple(a.text for a, _ in answers if a.word == "missing"),
         free_bytes=int(single["free"].text or 0) if "free" in single else 0,
         gpu_count=len(gpus),
+        images=_images(asked.images, [a.text for a, _ in answers if a.word == "image"]),
+        files=dict(zip(asked.files, have_of(answers), strict=bool(asked.files))),
     )
+
+
+def have_of(answers: Sequence[tuple[Answer, bytes]]) -> list[tuple[str, str]]:
+    """What each `have` says: the size of a file and of its part."""
+    fields = [answer.fields(2) for answer, _ in answers if answer.word == "have"]
+    return [(size, part) for size, part in fields]
+
+
+def _images(asked: Sequence[str], said: Sequence[str]) -> dict[str, Mapping[str, Any] | None]:
+    """By what was asked for: an engine gives those that it has, and does not say for which word."""
+    found: dict[str, Mapping[str, Any] | None] = dict.fromkeys(asked)
+    for text in said:
+        image = json.loads(text)
+        for name in (image.get("Id"), *(image.get("RepoTags") or ())):
+            if name in found:
+                found[name] = image
+    return found
 
 
 def require_tools(board: Board, state: BoardState) -> None:

@@ -12,6 +12,7 @@ import shlex
 import stat
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ _BUFFER = 1 << 20
 _PRIVATE = 0o700
 #: What a command has for its end once it was told that there is nothing more to come: a removal.
 _LAST_WORDS_S = 10
+#: How long a connection that has answered `facts` is good for the next command.
+_FRESH_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,22 @@ class Channel:
         assert process.stdout is not None
         self.input = process.stdin
         self.answers = Answers(cast(BinaryIO, process.stdout))
+        #: Whether it has done another command before: it may have been cut since.
+        self.followed = False
         self._asked = now()
+
+    def follow(self, verb: str, words: Sequence[str]) -> bool:
+        """Send one command more, where the board waits for one; whether that could be."""
+        if self._process.poll() is not None or not 0 <= now() - self._asked < _FRESH_S:
+            return False
+        line = os.fsencode(shlex.join([verb, *words]))
+        self.followed = True
+        self._asked = now()
+        try:
+            self.send(b"%d\n%s" % (len(line), line))
+        except LinkCut:
+            return False
+        return True
 
     def read(self) -> Iterator[Answer]:
         """The answers, until `done`. Raises LinkCut, and the error of a `fail`."""
@@ -166,6 +184,8 @@ class Link:
     ssh: str = "ssh"
     calls: int = field(default=0, compare=False)
     clock: Clock | None = field(default=None, compare=False)
+    _waiting: Channel | None = field(default=None, compare=False)
+    _guard: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
     def words(self) -> list[str]:
         """The ssh command line up to the remote command. Host keys are checked whatever any
@@ -198,7 +218,50 @@ class Link:
         return [*found, "--", board.address]
 
     def open(self, verb: str, words: Sequence[str]) -> Channel:
-        """Start a command of board.sh. Raises ToolchainMissing, BoardUnreachable."""
+        """Start a command of board.sh; on the connection that `ask` left open, where there is one.
+        Raises ToolchainMissing, BoardUnreachable."""
+        waiting = self._take_waiting()
+        if waiting is not None:
+            if waiting.follow(verb, words):
+                return waiting
+            waiting.close()
+        return self._start(verb, words)
+
+    def ask(self, words: Sequence[str]) -> list[tuple[Answer, bytes]]:
+        """The answers to `facts`. Its connection is kept for the next command, which so begins
+        after one round trip and not after three; `close` ends it where there is none.
+
+        Raises the error that the board or ssh gave.
+        """
+        channel = self._start("facts", words)
+        found = []
+        try:
+            for answer in channel.read():
+                if answer.word == "ready":
+                    break
+                found.append((answer, channel.answers.body(answer)))
+        except LinkCut as error:
+            with channel:
+                raise channel.failure(error) from error
+        except BaseException:
+            channel.close()
+            raise
+        self.close()
+        self._waiting = channel
+        return found
+
+    def close(self) -> None:
+        """End the connection that `ask` left open."""
+        waiting = self._take_waiting()
+        if waiting is not None:
+            waiting.close()
+
+    def _take_waiting(self) -> Channel | None:
+        with self._guard:
+            waiting, self._waiting = self._waiting, None
+        return waiting
+
+    def _start(self, verb: str, words: Sequence[str]) -> Channel:
         remote = shlex.join(["sh", "-c", script(), "narrowgauge", verb, *words])
         said = tempfile.TemporaryFile()
         self.calls += 1
@@ -230,7 +293,7 @@ class Link:
         Raises the error that the board or ssh gave.
         """
         found = []
-        with self.open(verb, words) as channel:
+        with self._start(verb, words) as channel:
             try:
                 _send_all(channel, payload)
                 channel.finish()
@@ -258,6 +321,7 @@ class Link:
 
     def drop(self) -> None:
         """End the kept connection, where there is one."""
+        self.close()
         words = self.words()
         words[1:1] = ["-O", "exit"]
         subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)

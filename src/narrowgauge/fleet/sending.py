@@ -7,7 +7,7 @@ import io
 import json
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,15 +19,18 @@ from narrowgauge.errors import (
     NotApplicableError,
 )
 from narrowgauge.fleet.errors import LinkCut, WrongImage, board_said
+from narrowgauge.fleet.facts import have_of
 from narrowgauge.fleet.link import Link
 from narrowgauge.machine import ARCHITECTURES
 from narrowgauge.plan import Places
-from narrowgauge_contract.datasets import data_set
+from narrowgauge_contract.datasets import FlatFile, data_set
 from narrowgauge_contract.hashing import tree_files
 from narrowgauge_contract.job import Job
 
 __all__ = [
     "board_image",
+    "data_files",
+    "is_same",
     "pack_inputs",
     "require_architecture",
     "require_same",
@@ -67,19 +70,35 @@ def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
     tar.addfile(entry, io.BytesIO(content))
 
 
-def send_data(link: Link, names: tuple[str, ...], root: Path, folder: str, say: Say) -> None:
+def data_files(names: Iterable[str]) -> dict[str, FlatFile]:
+    """Every file of these data sets, named from the folder of data sets on."""
+    sets = [data_set(name) for name in names]
+    return {f"{found.name}/{file.name}": file for found in sets for file in found.files}
+
+
+def send_data(
+    link: Link,
+    names: Iterable[str],
+    root: Path,
+    folder: str,
+    say: Say,
+    known: Mapping[str, tuple[str, str]],
+) -> None:
     """Bring every file of these data sets to `folder` on the board, if it is not there. A file that
-    was sent in part is sent on from there. Raises DiskFull, DataCorrupt, BoardUnreachable."""
-    files = [(data_set(name).name, file) for name in names for file in data_set(name).files]
-    if not files:
-        return
-    paths = [f"{folder}/{name}/{file.name}" for name, file in files]
-    there = [answer.fields(2) for answer, _ in link.call("have", paths) if answer.word == "have"]
-    for (name, file), path, (size, part) in zip(files, paths, there, strict=True):
+    was sent in part is sent on from there. `known`: what the board said of files by the way (see
+    BoardState). Raises DiskFull, DataCorrupt, BoardUnreachable."""
+    files = data_files(names)
+    there = dict(known)
+    unasked = [name for name in files if name not in there]
+    if unasked:
+        answers = link.call("have", [f"{folder}/{name}" for name in unasked])
+        there |= dict(zip(unasked, have_of(answers), strict=True))
+    for name, file in files.items():
+        size, part = there[name]
         if size == str(file.bytes):
             continue
-        say(f"{link.board.name}: sending {name}/{file.name}, {file.bytes / 1e6:.1f} MB")
-        _send_file(link, root / name / file.name, path, int(part), file.sha256)
+        say(f"{link.board.name}: sending {name}, {file.bytes / 1e6:.1f} MB")
+        _send_file(link, root / name, f"{folder}/{name}", int(part), file.sha256)
 
 
 def _send_file(link: Link, source: Path, path: str, offset: int, sha256: str) -> None:
@@ -95,8 +114,7 @@ def _send_file(link: Link, source: Path, path: str, offset: int, sha256: str) ->
         except NarrowgaugeError as error:
             if attempt == _TRIES - 1 or isinstance(error, (DiskFull, DataCorrupt)):
                 raise
-        (answer,) = [a for a, _ in link.call("have", [path]) if a.word == "have"]
-        there, part = answer.fields(2)
+        ((there, part),) = have_of(link.call("have", [path]))
         if there == str(size):
             return
         offset = int(part)
@@ -125,25 +143,19 @@ def board_image(link: Link, name: str) -> Mapping[str, Any] | None:
 def send_image(
     link: Link, wanted: Mapping[str, Any], name: str, docker: str, env: Mapping[str, str], say: Say
 ) -> str:
-    """See to it that the board has the image `wanted` (as an engine inspects it), and give its id
-    there, which differs from the one here where the two keep images in different stores.
-
-    It goes by `docker save | docker load`, once: one that is there is never sent again. Raises
-    WrongImage where the board has another of that name, BuildFailed, DiskFull.
-    """
-    found = board_image(link, name)
-    if found is None:
-        say(f"{link.board.name}: sending the image {name}, {int(wanted['Size']) / 1e6:.0f} MB")
-        _save_and_load(link, name, docker, env)
-        found = board_image(link, name)
-    return require_same(link, found, wanted, name)
+    """Send the image `wanted` (as an engine inspects it) by `docker save | docker load`, and give
+    its id there, which differs from the one here where the two keep images in different stores.
+    Raises WrongImage where the board then has another of that name, BuildFailed, DiskFull."""
+    say(f"{link.board.name}: sending the image {name}, {int(wanted['Size']) / 1e6:.0f} MB")
+    _save_and_load(link, name, docker, env)
+    return require_same(link, board_image(link, name), wanted, name)
 
 
 def require_same(
     link: Link, found: Mapping[str, Any] | None, wanted: Mapping[str, Any], name: str
 ) -> str:
     """The board's id of the image, where it is the one that is wanted. Raises WrongImage."""
-    if found is not None and _same(found, wanted):
+    if found is not None and is_same(found, wanted):
         return str(found["Id"])
     raise WrongImage(
         f"the board {link.board.name} has another image than this run is of",
@@ -161,7 +173,7 @@ def require_architecture(link: Link, made: str, host_has: str) -> None:
         )
 
 
-def _same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+def is_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """By id; two kinds of image store give one image two ids, and its layers the same sums."""
     if found["Id"] == wanted["Id"]:
         return True

@@ -130,6 +130,11 @@ class Watching:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    @property
+    def followed(self) -> bool:
+        """Whether its connection was used for another command before."""
+        return self._channel.followed
+
     def until_started(self) -> None:
         """Wait until the board says that the run goes on. Raises what keeps it from that."""
         self._told.wait()

@@ -7,7 +7,7 @@ base. `experiments/` is outside it: a checkout mounts its own over the image's.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 
 from narrowgauge.errors import StaleGenerated
@@ -78,17 +78,24 @@ def source_hash(root: Path) -> str:
 
 
 def content_tag(
-    root: Path, target: Target, *, standin_base: str | None = None, standin_digest: str = ""
+    root: Path,
+    target: Target,
+    *,
+    standin_base: str | None = None,
+    standin_digest: str = "",
+    sums: MutableMapping[Path, str] | None = None,
 ) -> str:
     """The tag of what a build of `target` would hold now.
 
     It is the sha256 of what `sha256sum` prints for the sorted files, so that scripts/board.sh finds
     the same image with that tool alone. A stand-in's differs: its base and the templates that make
-    its Dockerfile are hashed beside, and nothing has to be rendered to name an image.
+    its Dockerfile are hashed beside, and nothing has to be rendered to name an image. `sums`: what
+    is hashed already, for several targets at once, whose files are nearly the same.
     """
-    text = _listing(root, _inputs(root, target))
+    known = {} if sums is None else sums
+    text = _listing(root, _inputs(root, target), known)
     if standin_base is not None:
-        text += f"base {standin_base} {standin_digest}\n" + _listing(root, sorted(TEMPLATES))
+        text += f"base {standin_base} {standin_digest}\n" + _listing(root, sorted(TEMPLATES), known)
     return hashlib.sha256(text.encode()).hexdigest()[:_TAG_DIGITS]
 
 
@@ -114,8 +121,14 @@ def _inputs(root: Path, target: Target) -> list[str]:
     return sorted(files)
 
 
-def _listing(root: Path, files: Iterable[str]) -> str:
-    return "".join(f"{_sha256(root / name)}  {name}\n" for name in files)
+def _listing(root: Path, files: Iterable[str], sums: MutableMapping[Path, str]) -> str:
+    lines = []
+    for name in files:
+        path = root / name
+        if path not in sums:
+            sums[path] = _sha256(path)
+        lines.append(f"{sums[path]}  {name}\n")
+    return "".join(lines)
 
 
 def _sha256(path: Path) -> str:

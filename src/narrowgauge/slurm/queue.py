@@ -117,7 +117,7 @@ class Queue:
             return JobState(GONE)
         return JobState(
             word=words["JobState"],
-            reason=words.get("Reason", ""),
+            reason="" if words.get("Reason") == "None" else words.get("Reason", ""),
             nodes=words.get("NodeList", "").replace("(null)", ""),
             partition=words.get("Partition", ""),
             exclusive=words.get("OverSubscribe", words.get("Shared", "")) in ("NO", "EXCLUSIVE"),

@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from narrowgauge.errors import DamagedRecordError, UsageError
+from narrowgauge.errors import (
+    DamagedRecordError,
+    Interrupted,
+    NarrowgaugeError,
+    UsageError,
+)
+from narrowgauge.fleet.errors import BoardUnreachable
 from narrowgauge.store import RunFolder, Store
 from narrowgauge.sweep.file import SweepSpec
 from narrowgauge.sweep.journal import Journal
@@ -27,7 +33,8 @@ Say = Callable[[str], None]
 
 
 class Starter(Protocol):
-    """What runs jobs. `most`: how many by one request; `target`: what their records call it."""
+    """What runs jobs. `most`: how many by one request, 0 where no more can be started; `target`:
+    what their records call it."""
 
     @property
     def most(self) -> int: ...
@@ -35,8 +42,11 @@ class Starter(Protocol):
     @property
     def target(self) -> str: ...
 
-    def __call__(self, jobs: Sequence[Job], finished: Callable[[RunFolder, Record], None]) -> None:
-        """Run them; `finished` is called as each is recorded. Interrupted ones end it early."""
+    def __call__(
+        self, jobs: Sequence[Job], finished: Callable[[RunFolder, Record], None]
+    ) -> Sequence[NarrowgaugeError] | None:
+        """Run them; `finished` is called as each is recorded. Interrupted ones end it early, or
+        Interrupted is raised. Gives what kept some of them from a record, where others went on."""
 
     def attach(self, folder: RunFolder) -> Record:
         """Take over a run that another launcher started."""
@@ -44,11 +54,13 @@ class Starter(Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """Of so many points so many are done, and whether somebody stopped it."""
+    """Of so many points so many are done; whether somebody stopped it, and what else kept points
+    from being done."""
 
     points: int
     done: int
     stopped: bool
+    problems: tuple[NarrowgaugeError, ...] = ()
 
 
 class Conductor:
@@ -63,6 +75,9 @@ class Conductor:
         self._journal = journal
         self._say = say
         self._stopped = False
+        self._problems: list[NarrowgaugeError] = []
+        #: Points whose runs cannot be asked about now, and may go on.
+        self._away: set[str] = set()
 
     def run(self, start: Starter) -> Progress:
         """Do what is left. Raises Busy, and what starting a run raises; a run that failed does not
@@ -75,13 +90,13 @@ class Conductor:
             known = self._journal.entries()
             left = [p for p in points if p.key not in known or not known[p.key].complete]
             self._say(f"{len(points) - len(left)} of {len(points)} points are done")
-            for first in range(0, len(left), start.most):
-                if self._stopped:
-                    break
-                self._start(start, left[first : first + start.most])
+            left = [point for point in left if point.key not in self._away]
+            while left and start.most and not self._stopped:
+                batch, left = left[: start.most], left[start.most :]
+                self._start(start, batch)
             known = self._journal.entries()
             done = sum(p.key in known and known[p.key].complete for p in points)
-            return Progress(len(points), done, self._stopped)
+            return Progress(len(points), done, self._stopped, tuple(self._problems))
 
     def _start(self, start: Starter, points: Iterable[Point]) -> None:
         jobs = []
@@ -94,7 +109,15 @@ class Conductor:
             del folder
             self._note(record)
 
-        start(jobs, note)
+        self._hand_over(start, jobs, note)
+
+    def _hand_over(
+        self, start: Starter, jobs: Sequence[Job], note: Callable[[RunFolder, Record], None]
+    ) -> None:
+        try:
+            self._problems += start(jobs, note) or ()
+        except Interrupted:
+            self._stopped = True
 
     def _note(self, record: Record) -> dict[str, float]:
         figures = self._journal.ended(record.run_id, record)
@@ -105,7 +128,12 @@ class Conductor:
         """Runs of this sweep that were begun and not written down: recorded, or still running."""
         for entry in self._journal.entries().values():
             if entry.exit_code is None:
-                record = self._recover(start, entry.run_id)
+                try:
+                    record = self._recover(start, entry.run_id)
+                except BoardUnreachable as error:
+                    self._leave(entry.run_id, error)
+                    self._away.add(entry.key)
+                    continue
                 if record is not None:
                     self._note(record)
         self._stopped = False
@@ -124,6 +152,15 @@ class Conductor:
             self._say(f"{run_id} cannot be taken over ({error.what}); its point is run again")
         return None
 
+    def _leave(self, run_id: str, error: BoardUnreachable) -> None:
+        """A run that may go on, on a board that does not answer: it is not run twice."""
+        self._say(f"{run_id} is left as it is: {error.what}")
+        error.next_step = (
+            "the same command takes it over when the board is back; where it will not be, remove"
+            f" {self._folder(run_id).path}, and its point is run elsewhere"
+        )
+        self._problems.append(error)
+
     def _folder(self, run_id: str) -> RunFolder:
         return RunFolder(self._store.root / self._sweep.file.experiment / run_id)
 
@@ -135,11 +172,15 @@ class Conductor:
                 " gone, the same command there takes them over"
             )
         for trial, run_id in search.orphans():
-            record = self._recover(start, run_id) if run_id else None
+            try:
+                record = self._recover(start, run_id) if run_id else None
+            except BoardUnreachable as error:
+                self._leave(run_id, error)
+                continue
             figures = self._note(record) if record is not None else {}
             search.tell(trial, figures, record is not None and bool(record.valid_rows()))
         self._stopped = False
-        while search.left and not self._stopped:
+        while search.left and start.most and not self._stopped:
             asked: dict[str, int] = {}
             jobs = []
             for _ in range(min(start.most, search.left)):
@@ -157,11 +198,12 @@ class Conductor:
                 search.tell(asked.pop(record.run_id), figures, bool(record.valid_rows()))
 
             try:
-                start(jobs, note)
+                self._hand_over(start, jobs, note)
             finally:
                 for run_id, trial in asked.items():
                     # What was started goes on without this launcher, and is an orphan's then; for
                     # the points of what was not, others may ask.
                     if not self._folder(run_id).handle_path.is_file():
                         search.tell(trial, {}, False)
-        return Progress(self._sweep.file.runs, self._sweep.file.runs - search.left, self._stopped)
+        runs = self._sweep.file.runs
+        return Progress(runs, runs - search.left, self._stopped, tuple(self._problems))
