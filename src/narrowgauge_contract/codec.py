@@ -17,9 +17,9 @@ import os
 import types
 import typing
 from pathlib import Path
-from typing import Any, Dict, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, Dict, Tuple, Type, TypeVar, Union
 
-from narrowgauge_contract.errors import DamagedRecordError, NarrowgaugeError, nearest
+from narrowgauge_contract.errors import DamagedRecordError, nearest
 
 __all__ = ["LATER", "decode", "dumps", "encode", "read_json", "write_atomic", "write_json_atomic"]
 
@@ -65,125 +65,224 @@ def dumps(value: Any, *, indent: Union[int, None] = 2) -> str:
     return json.dumps(encode(value), indent=indent, sort_keys=True, allow_nan=False) + "\n"
 
 
+class _MisfitError(Exception):
+    """What does not fit a type. The place in the document is put together on the way up, from the
+    innermost field to the document, so that what fits costs no words."""
+
+    def __init__(self, what: str, why: str = "", next_step: str = "") -> None:
+        super().__init__(what)
+        self.place = ""
+        self.why = why
+        self.next_step = next_step
+
+    def within(self, step: str) -> _MisfitError:
+        self.place = step + self.place
+        return self
+
+
+Decoder = Callable[[Any], Any]
+
+
 def decode(cls: Type[T], data: Any, where: str = "document") -> T:
     """Build `cls` from parsed JSON.
 
     Raises DamagedRecordError with the place (`where.field[3]`) of the first thing that is wrong.
     """
-    return typing.cast(T, _decode(cls, data, where))
-
-
-def _decode(hint: Any, data: Any, where: str) -> Any:
-    shape, item = _kind(hint)
-    if shape == "any":
-        return data
-    if shape == "union":
-        return _decode_union(hint, data, where)
-    if shape == "tuple":
-        _expect(isinstance(data, list), where, "a list", data)
-        if item is float and all(type(part) is float for part in data):
-            return tuple(data)  # samples: most of a record, and nothing to see in one of them
-        return tuple(_decode(item, part, f"{where}[{i}]") for i, part in enumerate(data))
-    if shape == "dict":
-        _expect(isinstance(data, dict), where, "a table", data)
-        if item is Any:
-            return dict(data)
-        return {key: _decode(item, part, f"{where}.{key}") for key, part in data.items()}
-    if shape == "dataclass":
-        return _decode_dataclass(hint, data, where)
-    return _decode_scalar(hint, data, where)
+    hint: Any = cls
+    try:
+        return typing.cast(T, _decoder(hint)(data))
+    except _MisfitError as found:
+        raise DamagedRecordError(
+            f"{where}{found.place} {found}", why=found.why, next_step=found.next_step
+        ) from None
 
 
 @functools.lru_cache(maxsize=None)
-def _kind(hint: Any) -> Tuple[str, Any]:
-    """What is to be done for a type hint, and the hint of its items; asking typing is slow."""
+def _decoder(hint: Any) -> Decoder:
+    """What decodes a type, made once: to look at the hint of each value takes longer than to decode
+    it. It returns the value, or raises _MisfitError."""
     origin = typing.get_origin(hint)
     if hint is Any:
-        return "any", None
+        return lambda data: data
     if origin in _UNIONS:
-        return "union", None
+        return _union_decoder(typing.get_args(hint))
     if origin is tuple:
-        return "tuple", typing.get_args(hint)[0]
+        return _tuple_decoder(typing.get_args(hint)[0])
     if origin is dict:
-        return "dict", typing.get_args(hint)[1]
+        return _dict_decoder(typing.get_args(hint)[1])
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return "dataclass", None
-    return "scalar", None
-
-
-def _decode_union(hint: Any, data: Any, where: str) -> Any:
-    options = typing.get_args(hint)
-    if data is None and type(None) in options:
-        return None
-    rest = [option for option in options if option is not type(None)]
-    if len(rest) == 1:
-        return _decode(rest[0], data, where)
-    # Only unions of scalars are used in the contract; the first that accepts the value wins.
-    for option in rest:
-        try:
-            return _decode(option, data, where)
-        except NarrowgaugeError:
-            continue
-    raise _wrong(where, " or ".join(getattr(option, "__name__", "?") for option in rest), data)
-
-
-def _decode_scalar(hint: Any, data: Any, where: str) -> Any:
+        return _dataclass_decoder(hint)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        known = [member.value for member in hint]
-        if data not in known:
-            raise _wrong(where, "one of " + ", ".join(map(str, known)), data)
-        return hint(data)
-    if hint is float:
-        if isinstance(data, str) and data in _NON_FINITE:
-            return _NON_FINITE[data]
-        _expect(isinstance(data, (int, float)) and not isinstance(data, bool), where, "float", data)
-        try:
-            return float(data)
-        except OverflowError:
-            raise _wrong(where, "float", data) from None
-    if hint is int:
-        _expect(isinstance(data, int) and not isinstance(data, bool), where, "int", data)
+        return _enum_decoder(hint)
+    return _float if hint is float else _plain_decoder(hint)
+
+
+def _union_decoder(options: Tuple[Any, ...]) -> Decoder:
+    rest = [option for option in options if option is not type(None)]
+    optional = len(rest) < len(options)
+    decoders = [_decoder(option) for option in rest]
+    names = " or ".join(getattr(option, "__name__", "?") for option in rest)
+
+    def decode_union(data: Any) -> Any:
+        if data is None and optional:
+            return None
+        if len(decoders) == 1:
+            return decoders[0](data)
+        # Only unions of scalars are used in the contract; the first that accepts the value wins.
+        for each in decoders:
+            try:
+                return each(data)
+            except _MisfitError:
+                continue
+        raise _wrong(names, data)
+
+    return decode_union
+
+
+def _tuple_decoder(item: Any) -> Decoder:
+    decode_item = _decoder(item)
+
+    def decode_tuple(data: Any) -> Any:
+        if not isinstance(data, list):
+            raise _wrong("a list", data)
+        if item is float and all(type(part) is float for part in data):
+            return tuple(data)  # samples: most of a record, and nothing to see in one of them
+        found = []
+        for part in data:
+            try:
+                found.append(decode_item(part))
+            except _MisfitError as misfit:
+                raise misfit.within(f"[{len(found)}]") from None
+        return tuple(found)
+
+    return decode_tuple
+
+
+def _dict_decoder(item: Any) -> Decoder:
+    decode_item = _decoder(item)
+
+    def decode_dict(data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise _wrong("a table", data)
+        if item is Any:
+            return dict(data)
+        found = {}
+        for key, part in data.items():
+            try:
+                found[key] = decode_item(part)
+            except _MisfitError as misfit:
+                raise misfit.within(f".{key}") from None
+        return found
+
+    return decode_dict
+
+
+def _enum_decoder(hint: Any) -> Decoder:
+    known = {member.value: member for member in hint}
+
+    def decode_enum(data: Any) -> Any:
+        # A list is equal to no value, and cannot be asked for.
+        if isinstance(data, (list, dict)) or data not in known:
+            raise _wrong("one of " + ", ".join(map(str, known)), data)
+        return known[data]
+
+    return decode_enum
+
+
+def _float(data: Any) -> Any:
+    if isinstance(data, str) and data in _NON_FINITE:
+        return _NON_FINITE[data]
+    if not isinstance(data, (int, float)) or isinstance(data, bool):
+        raise _wrong("float", data)
+    try:
+        return float(data)
+    except OverflowError:
+        raise _wrong("float", data) from None
+
+
+def _plain_decoder(hint: Any) -> Decoder:
+    def decode_plain(data: Any) -> Any:
+        if not isinstance(data, hint) or (hint is int and isinstance(data, bool)):
+            raise _wrong(hint.__name__, data)
         return data
-    _expect(isinstance(data, hint), where, hint.__name__, data)
-    return data
+
+    return decode_plain
 
 
-def _decode_dataclass(cls: Any, data: Any, where: str) -> Any:
-    _expect(isinstance(data, dict), where, "a table", data)
-    hints, fields = _shape(cls)
-    for key in data:
-        if key not in fields:
-            close = nearest(key, fields)
-            raise DamagedRecordError(
-                f"{where} has the unknown field '{key}'",
-                why=f"{cls.__name__} has: {', '.join(sorted(fields))}",
-                next_step=f"did you mean '{close}'?" if close else "",
-            )
-    values: Dict[str, Any] = {}
-    for name, field in fields.items():
-        if name in data:
-            values[name] = _decode(hints[name], data[name], f"{where}.{name}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise DamagedRecordError(f"{where} lacks the field '{name}'")
-    return cls(**values)
+def _dataclass_decoder(cls: Any) -> Decoder:
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    # A scalar that is exactly of its type needs no call.
+    steps = [
+        (name, hints[name] if hints[name] in _SCALARS else None, _decoder(hints[name]), field)
+        for name, field in fields.items()
+    ]
+    build = _checked(cls) if hasattr(cls, "__post_init__") else _filled(cls)
+
+    def decode_dataclass(data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise _wrong("a table", data)
+        if not fields.keys() >= data.keys():
+            raise _unknown(cls, fields, data)
+        values = {}
+        for name, exact, decode_value, field in steps:
+            if name not in data:
+                values[name] = _default_of(field)
+                continue
+            value = data[name]
+            if type(value) is not exact:
+                try:
+                    value = decode_value(value)
+                except _MisfitError as misfit:
+                    raise misfit.within(f".{name}") from None
+            values[name] = value
+        return build(values)
+
+    return decode_dataclass
 
 
-@functools.lru_cache(maxsize=None)
-def _shape(cls: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-    """Type hints and fields of a dataclass; resolving the hints anew costs 100 us per event."""
-    return typing.get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
+_SCALARS = (bool, float, int, str)
 
 
-def _expect(condition: bool, where: str, wanted: str, data: Any) -> None:
-    if not condition:
-        raise _wrong(where, wanted, data)
+def _filled(cls: Any) -> Callable[[Dict[str, Any]], Any]:
+    """Builds an instance from the values of all fields. The `__init__` of a frozen dataclass sets
+    them one by one past its own lock, which would be half of the time that a record takes."""
+
+    def build(values: Dict[str, Any]) -> Any:
+        made = object.__new__(cls)
+        made.__dict__.update(values)
+        return made
+
+    return build
 
 
-def _wrong(where: str, wanted: str, data: Any) -> DamagedRecordError:
+def _checked(cls: Any) -> Callable[[Dict[str, Any]], Any]:
+    return lambda values: cls(**values)
+
+
+def _default_of(field: Any) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    raise _MisfitError(f"lacks the field '{field.name}'")
+
+
+def _unknown(cls: Any, fields: Dict[str, Any], data: Dict[str, Any]) -> _MisfitError:
+    key = next(key for key in data if key not in fields)
+    close = nearest(key, fields)
+    return _MisfitError(
+        f"has the unknown field '{key}'",
+        why=f"{cls.__name__} has: {', '.join(sorted(fields))}",
+        next_step=f"did you mean '{close}'?" if close else "",
+    )
+
+
+def _wrong(wanted: str, data: Any) -> _MisfitError:
     shown = repr(data)
     if len(shown) > 80:
         shown = shown[:77] + "..."
-    return DamagedRecordError(f"{where} should be {wanted}, not {shown}")
+    return _MisfitError(f"should be {wanted}, not {shown}")
 
 
 def read_json(path: Path) -> Any:

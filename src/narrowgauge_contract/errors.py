@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import enum
-from typing import Iterable, Optional
+from typing import Iterable, List, Optional
 
 __all__ = [
     "BadValueError",
@@ -94,13 +94,14 @@ class UsageError(NarrowgaugeError):
 
 
 class UnknownNameError(UsageError):
-    """A name is not known; the message gives the nearest known one and the whole list."""
+    """A name is not known; the message gives the nearest known one and the list, of which the
+    nearest where it is longer than a screen."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "") -> None:
         names = sorted(known)
         close = nearest(name, names)
         hint = f"did you mean '{close}'? " if close else ""
-        listing = ", ".join(names) if names else "none"
+        listing = _listing(name, names) if names else "none"
         suffix = f" {where}" if where else ""
         super().__init__(
             f"unknown {kind} '{name}'{suffix}",
@@ -165,6 +166,18 @@ class DiskFullError(NarrowgaugeError):
     """A file system has no room left."""
 
     exit_code = ExitCode.DISK_FULL
+
+
+#: More names are no help on a screen.
+_MOST_NAMES = 60
+_NEAREST_NAMES = 12
+
+
+def _listing(name: str, known: List[str]) -> str:
+    if len(known) <= _MOST_NAMES:
+        return ", ".join(known)
+    close = difflib.get_close_matches(name, known, n=_NEAREST_NAMES, cutoff=0.0)
+    return f"{', '.join(close)} and {len(known) - len(close)} more"
 
 
 def nearest(name: str, known: Iterable[str]) -> Optional[str]:

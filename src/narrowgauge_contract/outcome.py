@@ -110,7 +110,10 @@ class Row:
 
     def metric(self, name: str) -> Optional[Metric]:
         """The metric of that name, or None."""
-        return next((metric for metric in self.metrics if metric.name == name), None)
+        for metric in self.metrics:
+            if metric.name == name:
+                return metric
+        return None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,9 @@ __all__ = [
     "Record",
     "SchedulerFacts",
     "Weights",
+    "agreement_facts",
     "compose",
+    "differing",
     "disagreements",
     "load_host_note",
     "load_record",
@@ -375,7 +377,8 @@ def _read_gzip(path: Path) -> Any:
         raise DamagedRecordError(f"{path} is truncated or not a record", why=str(error)) from error
 
 
-def _agreement_facts(record: Record) -> Dict[str, Any]:
+def agreement_facts(record: Record) -> Dict[str, Any]:
+    """What must be equal in records that are aggregated, by the names in MUST_AGREE."""
     inside = record.inside
     machine = record.host.machine if record.host else None
     sources = sorted({m.source for row in record.rows for m in row.metrics if m.unit == "J"})
@@ -400,5 +403,9 @@ def _agreement_facts(record: Record) -> Dict[str, Any]:
 
 def disagreements(one: Record, other: Record) -> List[str]:
     """Why two records must not be aggregated: a line per fact that differs, with both values."""
-    left, right = _agreement_facts(one), _agreement_facts(other)
+    return differing(agreement_facts(one), agreement_facts(other))
+
+
+def differing(left: Dict[str, Any], right: Dict[str, Any]) -> List[str]:
+    """`disagreements` of two records by their `agreement_facts`."""
     return [f"{key}: {left[key]} / {right[key]}" for key in MUST_AGREE if left[key] != right[key]]

@@ -158,6 +158,33 @@ def test_a_missing_field_with_a_default_is_filled() -> None:
     assert decode(Outer, _document()).maybe is None
 
 
+def test_what_was_decoded_is_what_its_class_would_have_built() -> None:
+    body = {"index": 0, "repeat": 0, "seed": 7, "parameters": {}, "status": "complete",
+            "validity": {"valid": True}}  # fmt: skip
+    one, other = decode(Row, body), decode(Row, body)
+
+    assert one == Row(0, 0, 7, {}, Status.COMPLETE, Validity(True))
+    assert vars(one) == vars(Row(0, 0, 7, {}, Status.COMPLETE, Validity(True)))
+    assert one.facts is not other.facts
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.seed = 8  # type: ignore[misc]
+
+
+@dataclasses.dataclass(frozen=True)
+class Even:
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count % 2:
+            raise ValueError(f"{self.count} is odd")
+
+
+def test_a_class_that_checks_itself_is_asked() -> None:
+    assert decode(Even, {"count": 2}) == Even(2)
+    with pytest.raises(ValueError, match="3 is odd"):
+        decode(Even, {"count": 3})
+
+
 def test_a_long_wrong_value_is_cut() -> None:
     with pytest.raises(DamagedRecordError) as caught:
         decode(SideFile, {"path": ["x" * 500], "sha256": "", "bytes": 0})

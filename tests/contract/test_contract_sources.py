@@ -134,6 +134,15 @@ class TestErrors:
         )
         assert "Known: none" in UnknownNameError("set", "zzz", []).next_step
 
+    def test_of_more_names_than_a_screen_holds_the_nearest_are_listed(self) -> None:
+        names = [f"claim-{number}" for number in range(999)]
+
+        said = UnknownNameError("claim", "claim-50x", names).next_step
+
+        assert "claim-50, " in said
+        assert said.endswith(" and 987 more")
+        assert len(said) < 300
+
 
 class TestDataCommands:
     """What a message says must be what its reader can type."""

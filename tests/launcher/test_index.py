@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +17,7 @@ from result_cases import host, job, record_of, recorded
 
 import narrowgauge.index.database as module
 from narrowgauge.index import INDEX_FILE, Index, Listed
+from narrowgauge.index.listed import Witness
 from narrowgauge.store import RunFolder, Store
 from narrowgauge_contract.events import EventKind, EventLog, read_events
 from narrowgauge_contract.outcome import Status
@@ -70,9 +72,9 @@ def test_records_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     read: list[str] = []
     true = module.listed
 
-    def counted(root: Path, folder: RunFolder, size: int, mtime_ns: int) -> Listed:
+    def counted(root: Path, folder: RunFolder, *rest: Any) -> Listed:
         read.append(folder.name)
-        return true(root, folder, size, mtime_ns)
+        return true(root, folder, *rest)
 
     monkeypatch.setattr(module, "listed", counted)
     assert len(_listed(tmp_path)) == 3
@@ -83,6 +85,30 @@ def test_records_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert _listed(tmp_path)[0].run_id == new.name
     assert read == [new.name]
     assert len(_listed(tmp_path)) == 3
+
+
+def test_a_witness_sees_each_sound_record_that_is_read_and_no_other(tmp_path: Path) -> None:
+    folders = _runs(tmp_path, 4)
+    half, edited = folders[:2]
+    _edit(half, half.record_path.read_text()[700:], "")
+    _edit(edited, '"seed": 0', '"seed": 9')
+    Store(tmp_path).new_run(job("20261129T100000Z-toy-eeeeee"))
+    seen: dict[str, Any] = {}
+
+    def witness(run: Listed, document: Any) -> None:
+        seen[run.run_id] = document
+
+    with Index(tmp_path, witness) as index:
+        index.runs()
+    assert set(seen) == {folder.name for folder in folders[2:]}
+    assert all(folder.name not in seen or seen[folder.name] == json.loads(
+        folder.record_path.read_text()) for folder in folders)  # fmt: skip
+
+    seen.clear()
+    _edit(folders[2], "99.", "98.")
+    with Index(tmp_path, witness) as index:
+        assert [run.problem for run in index.runs() if run.run_id == folders[3].name] == [""]
+    assert seen == {}
 
 
 def test_an_open_run_becomes_its_record(tmp_path: Path) -> None:
@@ -277,6 +303,16 @@ def test_text_that_no_json_has_equal_is_compared_as_values(tmp_path: Path) -> No
     assert not _listed(tmp_path)[0].problem
 
 
+def test_rows_of_the_same_letters_do_not_hide_the_rest(tmp_path: Path) -> None:
+    """Where record and outcome have their rows in common, all else is still compared."""
+    folder = recorded(tmp_path)
+    _edit(folder, '"torch": "2.', '"torch": "3.')
+
+    (run,) = _listed(tmp_path)
+
+    assert "other values of inside" in run.problem
+
+
 def test_half_a_copy_does_not_brand_the_whole(tmp_path: Path) -> None:
     folder = recorded(tmp_path)
     whole = folder.record_path.read_bytes()
@@ -329,7 +365,9 @@ def test_a_hundred_thousand_are_listed_and_filtered_within_a_second(
         (folder / "record.json").symlink_to(seed.record_path)
     one = _listed(tmp_path / "seed")[0]
 
-    def quick(base: Path, folder: RunFolder, size: int, mtime_ns: int) -> Listed:
+    def quick(
+        base: Path, folder: RunFolder, size: int, mtime_ns: int, witness: Witness | None
+    ) -> Listed:
         place = str(folder.path.relative_to(base))
         values = {**vars(one), "folder": place, "size": size, "mtime_ns": mtime_ns}
         return Listed(**{**values, "run_id": folder.name, "age": folder.name})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -242,6 +243,21 @@ def test_hostile_words_do_not_steer_a_terminal(ng: Replay) -> None:
         assert "\x07" not in text
         assert "\u202e" not in text
     assert plain(hostile).startswith("\\x1b[2J")
+
+
+def _table(judged: Judged, width: int) -> str:
+    stream = io.StringIO()
+    print_verdicts(judged, Console(file=stream, width=width, force_terminal=True), all_=True)
+    return re.sub("\x1b[^m]*m", "", stream.getvalue())
+
+
+def test_a_claims_name_is_whole_where_there_is_room_and_nothing_is_cut(ng: Replay) -> None:
+    judged = judge_stored(ng.checkout, ng.store)
+    wide = _table(judged, 100)
+
+    assert all(f"{each.experiment}/{each.claim.id}" in wide for each in judged.judgements)
+    assert all(word in wide for each in judged.judgements for word in each.reason.split())
+    assert all(len(line) <= 44 for line in _table(judged, 44).splitlines()[:-1])
 
 
 def test_what_was_judged_is_read_strictly(tmp_path: Path, ng: Replay) -> None:

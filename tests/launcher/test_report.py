@@ -546,9 +546,9 @@ def test_a_thousand_runs_take_ten_seconds(tmp_path: Path) -> None:
         cases.judgement(Verdict.REPRODUCED, f"claim-{n}", runs=tuple(names[n * 10 : n * 10 + 10]))
         for n in range(100)
     ]
-    begin = time.monotonic()
+    begin = time.process_time()  # others may share the machine
     found = cases.judged(judgements)
     text = html_report(build(found, find_cards(found.run_ids, Store(tmp_path), None)))
 
-    assert time.monotonic() - begin < 10
+    assert time.process_time() - begin < 10
     assert text.count('class="card"') == 1000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -442,6 +443,15 @@ def test_curves_are_drawn(series: dict[int, list[float]], strokes: int) -> None:
     assert picture.count("<path") == strokes
     assert len(picture) < 20_000
     assert curve_picture("loss", "nat", {0: [math.nan]}) == ""
+
+
+def test_rows_of_one_value_stand_beside_each_other() -> None:
+    picture = curve_picture("error", "1", {row: [1.0 + row] for row in (4, 5, 6)})
+
+    starts = [float(x) for x in re.findall(r'd="M (\S+)', picture)]
+    assert len({round(x) for x in starts[:3]}) == 3
+    assert re.findall(r">(row \d)<", picture) == ["row 4", "row 6"]
+    assert "row" not in curve_picture("loss", "nat", {0: [1.0, 2.0], 1: [2.0]}).partition(">")[2]
 
 
 def test_a_log_that_is_no_file_of_the_run_is_not_shown(tmp_path: Path) -> None:

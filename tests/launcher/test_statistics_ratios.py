@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Sequence
 from itertools import chain
 
@@ -193,6 +194,49 @@ def test_what_cannot_be_told_is_not_and_says_why(
     assert reason in found.reason
     assert reason in nested.reason
     assert reason in mean.reason
+
+
+@pytest.mark.parametrize("samples", [6, 7, 20, 33])
+def test_samples_drawn_in_parts_are_the_same_samples(
+    samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = np.random.default_rng(samples)
+    above, below = _noisy(chance, 1.0, samples), _noisy(chance, 1.1, samples + 3)
+    pairs = [(above, below[: samples + i]) for i in range(4)] * 2
+
+    def found() -> list[LogRatio]:
+        nested = hierarchical_log_ratio_interval([above] * 6, [below] * 7)
+        return [log_ratio_interval(above, below), geometric_mean_interval(pairs), nested]
+
+    whole = found()
+    monkeypatch.setattr(module, "_AT_ONCE", 1000)
+
+    assert found() == whole
+    assert all(each.interval is not None for each in whole)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 9).map(float) | POSITIVE, min_size=2, max_size=9))
+def test_the_medians_without_each_are_those_of_the_others(values: list[float]) -> None:
+    asked = module._medians_without_each(np.asarray(values))
+
+    others = [np.median(np.delete(values, i)) for i in range(len(values))]
+    assert asked.tolist() == others
+
+
+def test_the_memory_of_many_samples_is_bounded() -> None:
+    """All resamples of these at once would take 500 MB."""
+    chance = np.random.default_rng(0)
+    above, below = _noisy(chance, 1.0, 2000), _noisy(chance, 1.01, 2000)
+    tracemalloc.start()
+    try:
+        found = log_ratio_interval(above, below)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert found.interval is not None
+    assert most < 60e6
 
 
 def test_a_ratio_without_an_interval_is_still_a_ratio() -> None:

@@ -114,10 +114,19 @@ def _client() -> BuildClient:
     return find_client(None, dict(os.environ))
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
+def _wrong(number: int) -> str:
+    return f"{_counted(number, 'thing')} {'are' if number != 1 else 'is'} wrong"
+
+
 def _made_text(made: Made) -> str:
     manifest = made.manifest
     lines = [
-        f"{made.path}: {made.files} files, {made.bytes / 1e6:.1f} MB, {len(manifest.runs)} runs",
+        f"{made.path}: {made.files} files, {made.bytes / 1e6:.1f} MB,"
+        f" {_counted(len(manifest.runs), 'run')}",
         f"sha256 {made.sha256}",
     ]
     if manifest.left_out:
@@ -141,15 +150,17 @@ def _made_json(made: Made) -> str:
 
 
 def _found_text(found: Verification) -> str:
-    lines = [f"{found.path}: {found.files} files, {found.bytes / 1e6:.1f} MB, {found.runs} runs"]
+    runs = _counted(found.runs, "run")
+    lines = [f"{found.path}: {found.files} files, {found.bytes / 1e6:.1f} MB, {runs}"]
     if found.sha256:
         lines.append(f"sha256 {found.sha256}")
     if found.manifest is not None:
         kind = found.manifest.kind
-        lines.append(f"a {plain(kind)} bundle, {len(found.manifest.left_out)} things left out")
-    lines.append(f"{found.verdicts} verdicts had again from the records")
+        left = _counted(len(found.manifest.left_out), "thing")
+        lines.append(f"a {plain(kind)} bundle, {left} left out")
+    lines.append(f"{_counted(found.verdicts, 'verdict')} had again from the records")
     lines += [f"note: {plain(each)}" for each in found.notes]
-    lines.append("whole" if found.whole else f"{len(found.problems)} things are wrong")
+    lines.append("whole" if found.whole else _wrong(len(found.problems)))
     return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from narrowgauge.index.listed import Listed, listed
+from narrowgauge.index.listed import Listed, Witness, listed
 from narrowgauge.store import JOB_FILE, RunFolder, RunState
 from narrowgauge_contract.record import RECORD_FILE
 
@@ -34,10 +34,14 @@ _PATIENCE_S = 30.0
 
 
 class Index:
-    """The runs of one results folder. A context manager; up to date when entered."""
+    """The runs of one results folder. A context manager; up to date when entered.
 
-    def __init__(self, root: Path) -> None:
+    `witness` sees each record that has to be read for that, so that nobody need read it again.
+    """
+
+    def __init__(self, root: Path, witness: Witness | None = None) -> None:
         self.root = root
+        self._witness = witness
         self._connection: sqlite3.Connection | None = None
 
     def __enter__(self) -> Index:
@@ -92,7 +96,7 @@ class Index:
             if stamp is not None and stamp != (run.size, run.mtime_ns):
                 # One that could not be read may have been half a copy: its digest binds nobody.
                 first = run.digest if run.rows is not None else ""
-                stale.append(_read(self.root, run.folder, *stamp, first))
+                stale.append(self._read(run.folder, *stamp, first))
         self._write((), stale)
         return bool(stale)
 
@@ -120,8 +124,23 @@ class Index:
             if known.pop(folder, -1) < 0:
                 stamp = _stamp(str(self.root / folder))
                 if stamp is not None:
-                    new.append(_read(self.root, folder, *stamp, ""))
+                    new.append(self._read(folder, *stamp, ""))
         self._write(tuple(known), new)
+
+    def _read(self, folder: str, size: int, mtime_ns: int, first: str) -> Listed:
+        """Read a run. `first`: the digest of its record when it was first read; empty if it was
+        not."""
+        path = self.root / folder
+        run = listed(self.root, RunFolder(path), size, mtime_ns, self._witness)
+        if not first or first == run.digest:
+            return run
+        # The digest stays the first one, so that the edit is seen again next time.
+        return dataclasses.replace(
+            run,
+            digest=first,
+            status=RunState.DAMAGED.value,
+            problem=f"{path / RECORD_FILE} was edited after it was recorded",
+        )
 
     def _write(self, gone: Sequence[str], new: Sequence[Listed]) -> None:
         """One transaction: a kill leaves the table as it was."""
@@ -143,20 +162,6 @@ def _tuples(runs: Iterable[Listed]) -> Iterator[tuple[object, ...]]:
 def _storable(value: object) -> object:
     """A record may hold half of a surrogate pair, which JSON can say and UTF-8 cannot."""
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value
-
-
-def _read(root: Path, folder: str, size: int, mtime_ns: int, first: str) -> Listed:
-    """Read a run. `first`: the digest of its record when it was first read; empty if it was not."""
-    run = listed(root, RunFolder(root / folder), size, mtime_ns)
-    if not first or first == run.digest:
-        return run
-    # The digest stays the first one, so that the edit is seen again next time.
-    return dataclasses.replace(
-        run,
-        digest=first,
-        status=RunState.DAMAGED.value,
-        problem=f"{root / folder / RECORD_FILE} was edited after it was recorded",
-    )
 
 
 def _opened(path: Path) -> sqlite3.Connection:

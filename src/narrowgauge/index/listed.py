@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from narrowgauge.index.untouched import check_untouched
+from narrowgauge.json_text import parse_json
 from narrowgauge.store import Entry, RunFolder, RunState, age_of, read_entry, status_word
 from narrowgauge_contract.errors import DamagedRecordError, NarrowgaugeError
 from narrowgauge_contract.record import parse_record
 
-__all__ = ["Listed", "check_untouched", "digest_of_bytes", "listed"]
+__all__ = ["Listed", "Witness", "check_untouched", "digest_of_bytes", "listed"]
 
 #: Longer than any sentence of ours; a record is anybody's text.
 _MOST_TEXT = 2000
@@ -42,13 +44,19 @@ class Listed:
     problem: str = ""
 
 
-def listed(root: Path, folder: RunFolder, size: int, mtime_ns: int) -> Listed:
+#: Is given each sound run that has to be read, and its record as parsed JSON, which is its to keep.
+Witness = Callable[[Listed, Any], None]
+
+
+def listed(
+    root: Path, folder: RunFolder, size: int, mtime_ns: int, witness: Witness | None = None
+) -> Listed:
     """Read a run for the index. Never raises for a damaged one: its problem is what is kept."""
-    entry, digest = _read_once(folder)
+    entry, digest, document = _read_once(folder)
     headline, entry = _headline(entry)
     record = entry.record
     inside = record.inside if record else None
-    return Listed(
+    found = Listed(
         folder=str(folder.path.relative_to(root)),
         size=size,
         mtime_ns=mtime_ns,
@@ -67,6 +75,9 @@ def listed(root: Path, folder: RunFolder, size: int, mtime_ns: int) -> Listed:
         headline=headline[:_MOST_TEXT],
         problem=str(entry.problem)[:_MOST_TEXT] if entry.problem else "",
     )
+    if witness is not None and document is not None and not found.problem:
+        witness(found, document)
+    return found
 
 
 def digest_of(path: Path) -> str:
@@ -95,17 +106,18 @@ def _headline(entry: Entry) -> tuple[str, Entry]:
         return "", Entry(entry.folder, RunState.DAMAGED, problem=foreign)
 
 
-def _read_once(folder: RunFolder) -> tuple[Entry, str]:
-    """A run, checked, and the digest of its record, of which one reading serves all three."""
+def _read_once(folder: RunFolder) -> tuple[Entry, str, Any]:
+    """A run, checked, the digest of its record and its JSON, for all of which one reading serves.
+    The JSON is None where there is none or it is of no use."""
     try:
         raw = folder.record_path.read_bytes()
-        document = json.loads(raw)
+        document = parse_json(raw)
         record = parse_record(document, str(folder.record_path))
     except (OSError, ValueError, RecursionError, NarrowgaugeError):
         # Not recorded, or damaged: what reads it for everybody says what is wrong with it.
-        return read_entry(folder), digest_of(folder.record_path)
+        return read_entry(folder), digest_of(folder.record_path), None
     try:
-        check_untouched(folder, record, document)
+        check_untouched(folder, record, (raw, document))
     except NarrowgaugeError as error:
-        return Entry(folder, RunState.DAMAGED, problem=error), digest_of_bytes(raw)
-    return Entry(folder, RunState.RECORDED, record=record), digest_of_bytes(raw)
+        return Entry(folder, RunState.DAMAGED, problem=error), digest_of_bytes(raw), None
+    return Entry(folder, RunState.RECORDED, record=record), digest_of_bytes(raw), document

@@ -10,8 +10,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from narrowgauge.json_text import members_of, parse_json
 from narrowgauge.store import RunFolder
-from narrowgauge_contract.codec import dumps, encode, read_json
+from narrowgauge_contract.codec import dumps, encode
 from narrowgauge_contract.errors import DamagedRecordError
 from narrowgauge_contract.events import EventTail
 from narrowgauge_contract.outcome import Outcome, Status
@@ -30,14 +31,16 @@ _OF_THE_OUTCOME = (
 _MADE = ("side_files", "hashes")
 
 
-def check_untouched(folder: RunFolder, record: Record, document: Any = None) -> None:
+def check_untouched(
+    folder: RunFolder, record: Record, read: tuple[bytes, Any] | None = None
+) -> None:
     """Raise DamagedRecordError where the record is not what its job and its outcome give.
 
-    `document`: the record as parsed JSON, where the caller has it, from which equality is told
-    without building a single object. Whatever is not equal there is compared as values. Where the
-    outcome was of no use, the rows came from the events, and are compared with those.
+    `read`: the record as text and as parsed JSON, where the caller has them, from which equality is
+    told without building a single object. Whatever is not equal there is compared as values. Where
+    the outcome was of no use, the rows came from the events, and are compared with those.
     """
-    if document is not None and _same_documents(folder, document):
+    if read is not None and _same_documents(folder, *read):
         return
     outcome, damage = _outcome_of(folder)
     if damage is not None or (outcome is not None and outcome.run_id != record.run_id):
@@ -50,10 +53,11 @@ def check_untouched(folder: RunFolder, record: Record, document: Any = None) -> 
         )
 
 
-def _same_documents(folder: RunFolder, document: Any) -> bool:
+def _same_documents(folder: RunFolder, raw: bytes, document: Any) -> bool:
     """Whether the three files, as they lie there, say the same. False decides nothing."""
     try:
-        job, outcome = read_json(folder.job_path), read_json(folder.outcome_path)
+        job = parse_json(folder.job_path.read_bytes())
+        outcome = _outcome_beside(folder, raw, document)
         image = (document["host"] or {}).get("image")
         hashes = {
             "image": image["digest"] if image else None,
@@ -68,8 +72,18 @@ def _same_documents(folder: RunFolder, document: Any) -> bool:
             and all(document.get(name) == job.get(name) for name in _OF_THE_JOB)
             and all(document[name] == outcome[name] for name in _OF_THE_OUTCOME)
         )
-    except (OSError, DamagedRecordError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return False
+
+
+def _outcome_beside(folder: RunFolder, raw: bytes, document: Any) -> dict[str, Any]:
+    """The outcome as parsed JSON. Its rows, which are nearly all of it, are not parsed where they
+    are the record's letter by letter."""
+    members = members_of(folder.outcome_path.read_bytes())
+    if members["rows"] == members_of(raw)["rows"]:
+        del members["rows"]
+        return {**{n: parse_json(text) for n, text in members.items()}, "rows": document["rows"]}
+    return {name: parse_json(text) for name, text in members.items()}
 
 
 def _outcome_of(folder: RunFolder) -> tuple[Outcome | None, DamagedRecordError | None]:

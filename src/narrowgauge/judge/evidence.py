@@ -22,7 +22,7 @@ from narrowgauge_contract.claims import Claim, Selection
 from narrowgauge_contract.figures import is_time
 from narrowgauge_contract.job import SYNTHETIC
 from narrowgauge_contract.outcome import Row, Status
-from narrowgauge_contract.record import Record, disagreements
+from narrowgauge_contract.record import Record, agreement_facts, differing
 from narrowgauge_contract.spec import PROFILE_PARAMETER, PROFILES, ExperimentSpec
 
 __all__ = ["Case", "Evidence", "Measured", "evidence_for", "selection_label"]
@@ -97,8 +97,9 @@ def evidence_for(claim: Claim, spec: ExperimentSpec, records: Sequence[Record]) 
     larger one; those in seconds say how long is measured, not what, and may be anything.
     """
     open_values = _profile_values(spec, claim.profile)
+    named = named_by(claim)
     looked = [
-        _look(claim, record, open_values)
+        _look(claim, record, open_values, named)
         for record in sorted(records, key=lambda each: each.run_id, reverse=True)
         if record.experiment == spec.id
     ]
@@ -133,8 +134,9 @@ def _agreeing(
     joined: list[_Looked] = []
     exclusions = [each for one in looked for each in one.exclusions]
     lines: list[str] = []
+    facts = agreement_facts(newest)
     for one in looked:
-        apart = list(_named_apart(newest, one.record, fixed))
+        apart = list(_named_apart(newest, facts, one.record, fixed))
         if not apart:
             joined.append(one)
         elif any(one.sides):
@@ -225,10 +227,11 @@ def _profile_values(spec: ExperimentSpec, profile: str) -> dict[str, tuple[Any, 
     return values
 
 
-def _look(claim: Claim, record: Record, values: Mapping[str, tuple[Any, ...]]) -> _Looked:
+def _look(
+    claim: Claim, record: Record, values: Mapping[str, tuple[Any, ...]], named: Collection[str]
+) -> _Looked:
     """The rows of a record that the claim may use, by selection, and why it may not the others."""
     looked = _Looked(record)
-    named = named_by(claim)
     for selection in claim.selections:
         looked.sides.append(_side(looked, selection, values, named))
     return looked
@@ -242,8 +245,9 @@ def _side(
 ) -> list[Measured]:
     rows = []
     record = looked.record
+    where = selection.where.items()
     for row in record.rows:
-        if any(row.parameters.get(name) != value for name, value in selection.where.items()):
+        if not where <= row.parameters.items():
             continue
         if row.validity.valid and row.metric(selection.metric) is None:
             continue  # of another kind of row in the same experiment
@@ -294,14 +298,18 @@ def _why_not(
         metric.unit in ("J", "W") and row.facts.get("energy_source") == "replay"
     ):
         return "its energy was played from a recording"
+    if not record.synthetic:
+        return ""
     asked = (*selection.where.values(), *(each for listed in values.values() for each in listed))
-    return "its data was made up" if record.synthetic and SYNTHETIC not in asked else ""
+    return "its data was made up" if SYNTHETIC not in asked else ""
 
 
-def _named_apart(one: Record, other: Record, fixed: set[str]) -> Iterator[str]:
+def _named_apart(
+    one: Record, facts: dict[str, Any], other: Record, fixed: set[str]
+) -> Iterator[str]:
     """The disagreements, parameters one by one. One that every selection fixes may differ between
     records: the rows that were selected have it equal."""
-    for line in disagreements(one, other) if one is not other else ():
+    for line in differing(facts, agreement_facts(other)) if one is not other else ():
         if not line.startswith("parameters:"):
             yield line
             continue

@@ -140,10 +140,10 @@ def _summary(
 
 
 def _t_interval(figures: Sequence[float], coverage: float) -> Interval:
-    from scipy.stats import t
+    from scipy.special import stdtrit  # what `scipy.stats.t.ppf` calls, in half a second less
 
     mean = plain.fmean(figures)
-    width = float(t.ppf((1 + coverage) / 2, len(figures) - 1))
+    width = float(stdtrit(len(figures) - 1, (1 + coverage) / 2))
     width *= plain.stdev(figures) / math.sqrt(len(figures))
     return Interval(mean - width, mean + width, coverage)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from narrowgauge.json_text import parse_json
 from narrowgauge.report.text import clean, label
 from narrowgauge.report.words import when
 from narrowgauge.store import RunFolder, RunState, Store
@@ -175,7 +175,7 @@ def _paths(store: Store, experiments: Path | None) -> Mapping[str, Path]:
 def _read(path: Path) -> Any:
     try:
         raw = path.read_bytes()
-        return json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+        return parse_json(gzip.decompress(raw) if path.suffix == ".gz" else raw)
     except (EOFError, ValueError, gzip.BadGzipFile) as error:
         raise DamagedRecordError(f"{path} is truncated or not a record", why=str(error)) from error
 

@@ -64,15 +64,23 @@ def _few(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
+#: Columns of a terminal for the verdict and its reason.
+_LEAST_BESIDE = 50
+
+
 def print_verdicts(judged: Judged, console: Console, *, all_: bool = False) -> None:
     """The table of verdicts. Without `all_`, claims that nothing was measured for are counted."""
     widen(console)
     if judged.occasion.replay:
         console.print(Text(REPLAY_LABEL, style="bold yellow"))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("verdict", "claim", "measured"):
-        table.add_column(name, no_wrap=name == "verdict", overflow="fold")
     shown = [each for each in judged.judgements if all_ or _says_something(each)]
+    longest = max((len(each.experiment) + 1 + len(each.claim.id) for each in shown), default=0)
+    # A claim's name is there to be copied: it breaks only where that leaves the rest no room.
+    roomy = console.width - longest >= _LEAST_BESIDE
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("claim", no_wrap=roomy, overflow="fold")
+    table.add_column("measured", overflow="fold")
     for each in shown:
         verdict = Text(each.verdict.value, style=_STYLES.get(each.verdict, "dim"))
         table.add_row(verdict, f"{each.experiment}/{each.claim.id}", Text(plain(each.reason)))
@@ -94,7 +102,7 @@ def summary_line(judged: Judged) -> str:
     total = len(judged.judgements)
     words = f"{total} claim{'s' if total != 1 else ''}: {said or 'none'}"
     if judged.refused:
-        words += f"; {len(judged.refused)} records refused"
+        words += f"; {len(judged.refused)} record{'s' if len(judged.refused) != 1 else ''} refused"
     return words
 
 

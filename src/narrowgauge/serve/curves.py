@@ -1,4 +1,5 @@
-"""Series as SVG: a panel per metric, a thin line per row, the newest row in full."""
+"""Series as SVG: a panel per metric, a thin line per row, the newest row in full. Where each
+row has one value, the rows stand beside each other."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from narrowgauge.units import number
 __all__ = ["curve_picture"]
 
 _WIDTH, _HEIGHT, _POINTS = 520.0, 150.0, 72
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 20.0, 12.0, 26.0
+#: Left: room for `2.035e-07` in the larger type that pages use on a phone.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 104.0, 20.0, 12.0, 26.0
 _QUIET, _HERE = "#000002", "#000004"
 #: As many points of a series as the picture has room for.
 _MOST_POINTS = 260
@@ -28,12 +30,16 @@ def curve_picture(name: str, unit: str, series: Mapping[int, Sequence[float]]) -
         return ""
     low, high = min(finite), max(finite)
     longest = max(len(values) for values in series.values())
+    order = {row: place for place, row in enumerate(series)}
+    # Single values make no curve, and would all lie on one spot: then x is the row.
+    places = longest if longest > 1 else len(series)
     picture = Figure(figsize=(_WIDTH / _POINTS, _HEIGHT / _POINTS), dpi=_POINTS)
 
-    def place(points: Iterable[tuple[int, float]]) -> tuple[list[float], list[float]]:
+    def place(row: int) -> tuple[list[float], list[float]]:
         x, y = [], []
-        for step, value in points:
-            x.append(_LEFT + (_WIDTH - _LEFT - _RIGHT) * step / max(1, longest - 1))
+        for step, value in _thinned(series[row]):
+            along = step if longest > 1 else order[row]
+            x.append(_LEFT + (_WIDTH - _LEFT - _RIGHT) * along / max(1, places - 1))
             share = (value - low) / (high - low) if high > low else 0.5
             y.append(_BOTTOM + (_HEIGHT - _BOTTOM - _TOP) * share)
         return x, y
@@ -44,9 +50,9 @@ def curve_picture(name: str, unit: str, series: Mapping[int, Sequence[float]]) -
         )
 
     newest = [*series][-1]
-    for row, values in series.items():
+    for row in series:
         colour, width = (_HERE, 2.0) if row == newest else (_QUIET, 0.8)
-        x, y = place(_thinned(values))
+        x, y = place(row)
         if not x:
             continue
         # A single value is no line: a short stroke shows where it is.
@@ -55,8 +61,7 @@ def curve_picture(name: str, unit: str, series: Mapping[int, Sequence[float]]) -
     texts = [
         (_LEFT - 8, _HEIGHT - _TOP, number(high, unit), "right"),
         (_LEFT - 8, _BOTTOM, number(low, unit), "right"),
-        (_LEFT, 8.0, "1", "center"),
-        (_WIDTH - _RIGHT, 8.0, str(longest), "center"),
+        *_ends([*series], longest),
     ]
     for x_text, y_text, words, align in texts:
         picture.text(x_text / _WIDTH, y_text / _HEIGHT, words, color=_QUIET, ha=align,
@@ -65,6 +70,13 @@ def curve_picture(name: str, unit: str, series: Mapping[int, Sequence[float]]) -
     last = series[newest][-1]
     return svg_of(picture, f"{name} of {rows}, between {number(low)} and {number(high)} {unit}; "
                            f"the newest value is {number(last)}")  # fmt: skip
+
+
+def _ends(rows: Sequence[int], longest: int) -> list[tuple[float, float, str, str]]:
+    """What stands at both ends of the horizontal axis: the first and the last value, or row."""
+    first, last = ("1", str(longest)) if longest > 1 else (f"row {rows[0]}", f"row {rows[-1]}")
+    ends = [(_LEFT, 8.0, first, "center"), (_WIDTH - 2, 8.0, last, "right")]
+    return ends if first != last else ends[:1]
 
 
 def _thinned(values: Sequence[float]) -> Iterable[tuple[int, float]]:

@@ -53,6 +53,8 @@ LEAST = 6
 _RESAMPLES = 9999
 #: With two levels each resample costs as much as there are raw samples.
 _HIERARCHICAL_RESAMPLES = 1999
+#: How many samples are resampled at a time.
+_AT_ONCE = 1_000_000
 _SEED = 0
 _NO_SPREAD = "the samples do not differ, so their spread is not known"
 
@@ -139,9 +141,8 @@ def log_ratio_interval(
     if reason:
         return LogRatio(value, reason=reason)
     chance = np.random.default_rng(_SEED)
-    which = chance.integers(len(tops), size=(_RESAMPLES, len(tops)))
-    others = chance.integers(len(bottoms), size=(_RESAMPLES, len(bottoms)))
-    resampled = _log_ratio(tops[which], bottoms[others])
+    above_medians = _resampled_medians(tops, _RESAMPLES, chance)
+    resampled = np.log(above_medians / _resampled_medians(bottoms, _RESAMPLES, chance))
     if resampled.min() == resampled.max():
         return LogRatio(value, reason=_NO_SPREAD)
     return LogRatio(value, _bca(value, resampled, _jackknives(tops, bottoms), coverage))
@@ -169,14 +170,39 @@ def _log_ratio(tops: Floats, bottoms: Floats) -> Any:
 
 def _jackknives(tops: Floats, bottoms: Floats) -> list[Floats]:
     """The statistic without one sample: one array per independently drawn sample."""
-    above, below = _each_left_out(tops), _each_left_out(bottoms)
-    return [_log_ratio(above, bottoms), _log_ratio(tops, below)]
-
-
-def _each_left_out(values: Floats) -> Floats:
     import numpy as np
 
-    return np.stack([np.delete(values, i) for i in range(len(values))])
+    above, below = _medians_without_each(tops), _medians_without_each(bottoms)
+    return [np.log(above / np.median(bottoms)), np.log(np.median(tops) / below)]
+
+
+def _medians_without_each(values: Floats) -> Floats:
+    """The i-th is the median of all but `values[i]`."""
+    import numpy as np
+
+    order = np.argsort(values, kind="stable")
+    ranks = np.empty(len(values), int)
+    ranks[order] = np.arange(len(values))
+    ordered = values[order]
+    # What is left out moves everything above it down by one place.
+    low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
+    middles = [ordered[np.where(place < ranks, place, place + 1)] for place in (low, high)]
+    medians: Floats = np.mean(middles, axis=0)
+    return medians
+
+
+def _resampled_medians(samples: Floats, count: int, chance: np.random.Generator) -> Floats:
+    """The medians of so many resamples. They are drawn in parts: all those of ten thousand samples
+    at once would take 2 GB."""
+    import numpy as np
+
+    medians = np.empty(count)
+    rows = max(1, _AT_ONCE // len(samples))
+    for first in range(0, count, rows):
+        part = medians[first : first + rows]
+        which = chance.integers(len(samples), size=(len(part), len(samples)))
+        part[:] = np.median(samples[which], axis=1)
+    return medians
 
 
 def _bca(value: float, resampled: Floats, jackknives: list[Floats], coverage: float) -> Interval:
@@ -258,8 +284,7 @@ def _resampled_middles(
     middles = np.empty(picks.shape)
     for number, samples in enumerate(processes):
         here = picks == number
-        drawn = chance.integers(len(samples), size=(int(here.sum()), len(samples)))
-        middles[here] = np.median(samples[drawn], axis=1)
+        middles[here] = _resampled_medians(samples, int(here.sum()), chance)
     return middles
 
 
@@ -301,12 +326,11 @@ def geometric_mean_interval(
     for number, (above, below) in enumerate(data):
         here = picks == number
         count = int(here.sum())
-        which = chance.integers(len(above), size=(count, len(above)))
         if paired:
-            drawn[here] = np.median(np.log(above / below)[which], axis=1)
+            drawn[here] = _resampled_medians(np.log(above / below), count, chance)
         else:
-            others = chance.integers(len(below), size=(count, len(below)))
-            drawn[here] = _log_ratio(above[which], below[others])
+            medians = _resampled_medians(above, count, chance)
+            drawn[here] = np.log(medians / _resampled_medians(below, count, chance))
     return _percentiles(value, drawn.mean(axis=1), coverage)
 
 
