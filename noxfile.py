@@ -16,6 +16,7 @@ OLD_PYTHON = [
     "src/narrowgauge_data",
     "src/narrowgauge_lab",
     "src/narrowgauge_kernels",
+    "src/narrowgauge_scores",
     "experiments",
 ]
 #: NVIDIA's wheels that the TensorRT adapter is held against: their folder in .test/tensorrt, the

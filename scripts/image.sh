@@ -15,7 +15,7 @@ content_tag() (
             if [ -f "$file" ]; then printf '%s\n' "$file"; fi
         done
         find src/narrowgauge_contract src/narrowgauge_data src/narrowgauge_kernels \
-            src/narrowgauge_lab -type d \( -name '.*' -o -name __pycache__ -o -name build \) -prune \
+            src/narrowgauge_lab src/narrowgauge_scores -type d \( -name '.*' -o -name __pycache__ -o -name build \) -prune \
             -o -type f ! -name '.*' ! -name '*.pyc' -print
     } | LC_ALL=C sort | tr '\n' '\0' | xargs -0 sha256sum | sha256sum | cut -c 1-16
 )

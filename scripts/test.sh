@@ -144,7 +144,7 @@ lab_track() {
     { await host-install && NARROWGAUGE_TEST_LAB_PYTHON=$state/lab311/bin/python \
         stage tutorial run_tests tutorial "$state/host/bin/python" tests/tutorial; } || code=1
     # Device code knows nothing of Python or torch: one environment compiles it.
-    local others=(tests/datasets --ignore=tests/kernels/test_device_code.py
+    local others=(tests/datasets tests/scores --ignore=tests/kernels/test_device_code.py
         --ignore=tests/kernels/test_manual_float_emulation.py
         --ignore=tests/kernels/test_manual_codes_device.py
         --ignore=tests/kernels/test_sparse_compiling.py --ignore=tests/kernels/test_sparse_emulation.py)
@@ -162,7 +162,7 @@ static_checks() {
     "$bin/ruff" check . && "$bin/ruff" format --check . && "$bin/mypy" &&
         "$bin/vermin" --no-tips --eval-annotations --exclude tomllib -t=3.8- --violations \
             src/narrowgauge_contract src/narrowgauge_data src/narrowgauge_lab \
-            src/narrowgauge_kernels experiments
+            src/narrowgauge_kernels src/narrowgauge_scores experiments
 }
 
 host_track() {
@@ -170,7 +170,7 @@ host_track() {
     stage host-install venv host "$new_python" --editable '.[test,dev,slurm,sweep,kubernetes]' || return 1
     stage static static_checks || code=1
     stage host-tests run_tests host "$state/host/bin/python" \
-        tests/architecture tests/datasets tests/images tests/launcher || code=1
+        tests/architecture tests/datasets tests/images tests/launcher tests/scores || code=1
     if [ -n "$cluster" ]; then
         stage cluster-tests run_tests cluster "$state/host/bin/python" tests/cluster || code=1
     fi

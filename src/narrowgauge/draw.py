@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from narrowgauge import statistics
+from narrowgauge.draw_anytime import anytime_pictures
 from narrowgauge.draw_heat import heat_size, paint_heat, read_heat
 from narrowgauge.draw_ladder import ladder_size, paint_ladder
 from narrowgauge.draw_spans import has_traces, span_pictures
 from narrowgauge.draw_stacked import paint_stacks, stacks_size
+from narrowgauge.draw_style import COLOURS, write_pictures
 from narrowgauge.ladder import climbs_of, ladder_csv, ladder_markdown
 from narrowgauge.noise import Floors
 from narrowgauge.side_files import side_file
@@ -38,27 +40,10 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_run"]
 
-#: Okabe and Ito's colours, told apart by colour-blind readers as well, in an order of contrast.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
-_DPI = 150
 #: One matrix per configuration; more than these are no picture any more.
 _MOST_MATRICES = 8
 #: More than these go into several pictures.
 _MOST_BARS = 24
-#: Fixed ids and no date, so that the same record gives the same bytes.
-_STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "narrowgauge",
-    "svg.fonttype": "path",
-    "font.size": 10.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E3E3E3",
-    "grid.linewidth": 0.8,
-    "legend.frameon": False,
-    "figure.constrained_layout.use": True,
-}
 
 
 def draw_run(folder: RunFolder, floors: Floors) -> list[Path]:
@@ -78,7 +63,7 @@ def draw_run(folder: RunFolder, floors: Floors) -> list[Path]:
         pictures += [_paint(drawing, record, folder, floors) for drawing in drawings]
     for each in pictures:
         try:
-            made += _save(each, folder)
+            made += write_pictures(each, folder.derived)
         except DamagedRecordError as problem:
             problems.append(problem)
     if problems:
@@ -95,25 +80,11 @@ def _paint(drawing: Drawing, record: Record, folder: RunFolder, floors: Floors) 
         "bar": lambda: _bars(drawing, record),
         "confusion": lambda: _confusions(drawing, record, folder),
         "heat": lambda: _heats(drawing, record, folder),
+        "anytime": lambda: _anytimes(drawing, record, folder),
         "ladder": lambda: _ladders(drawing, record, floors),
         "stacked": lambda: _stacks(drawing, record),
     }
     return painters[drawing.kind]()
-
-
-def _save(pictures: _Pictures, folder: RunFolder) -> list[Path]:
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    made = []
-    with mpl.rc_context(_STYLE):
-        for name, picture in pictures:
-            FigureCanvasAgg(picture)
-            for suffix, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
-                path = folder.derived / f"{name}.{suffix}"
-                picture.savefig(path, dpi=_DPI, metadata=metadata)
-                made.append(path)
-    return made
 
 
 def _figure(width: float, height: float, title: str, record: Record) -> Figure:
@@ -139,7 +110,7 @@ def _curves(drawing: Drawing, record: Record) -> Iterator[tuple[str, Figure]]:
     panels = picture.subplots(1, len(metrics), squeeze=False)[0]
     names = statistics.varying(found)
     for panel, metric in zip(panels, metrics, strict=True):
-        for each, colour in zip(found, itertools.cycle(_COLOURS)):
+        for each, colour in zip(found, itertools.cycle(COLOURS)):
             _curve(panel, each, metric, colour, each.label(names))
         unit = _unit(record, metric)
         panel.set_ylabel(drawing.y or _axis(metric, unit))
@@ -254,7 +225,7 @@ def _bar_picture(
     for panel, metric in zip(panels, metrics, strict=True):
         unit = _unit(record, metric)
         for place, each in enumerate(found):
-            _bar(panel, place, each.figures(metric), _COLOURS[place % len(_COLOURS)], unit)
+            _bar(panel, place, each.figures(metric), COLOURS[place % len(COLOURS)], unit)
         panel.set_yticks(range(len(found)), labels)
         panel.set_ylim(len(found) - 0.4, -0.6)
         panel.set_xlabel(drawing.y or _axis(metric, unit))
@@ -336,6 +307,14 @@ def _heats(drawing: Drawing, record: Record, folder: RunFolder) -> Iterator[tupl
             picture = _figure(*heat_size(heat), title, record)
             paint_heat(picture, heat, drawing)
             yield name, picture
+
+
+def _anytimes(drawing: Drawing, record: Record, folder: RunFolder) -> Iterator[tuple[str, Figure]]:
+    for label, size, paint in anytime_pictures(record, folder):
+        name, title = _called(drawing, label)
+        picture = _figure(*size, title, record)
+        paint(picture)
+        yield name, picture
 
 
 def _matrix(row: Row, name: str, folder: RunFolder) -> dict[str, Any] | None:

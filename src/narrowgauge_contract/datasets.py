@@ -18,7 +18,8 @@ __all__ = ["DATA_SETS", "Artifact", "DataSet", "FlatFile", "Source", "data_set"]
 @dataclasses.dataclass(frozen=True)
 class FlatFile:
     """Raw uint8 in C order: images as [count, channels, height, width], labels as [count], or as
-    [count, 2] with the low byte first; the weights of a network as bytes."""
+    [count, 2] with the low byte first; CIFAR-100's own records as [count, 3074], a coarse class, a
+    class and an image each; the weights of a network as bytes."""
 
     name: str
     shape: Tuple[int, ...]
@@ -226,6 +227,57 @@ _CIFAR10 = DataSet(
     citation="Krizhevsky: Learning multiple layers of features from tiny images, 2009",
 )
 
+#: In the order of their numbers, as the archive's fine_label_names.txt has them.
+_CIFAR100_CLASSES = (
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus "
+    "butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch "
+    "crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo "
+    "keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse "
+    "mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy "
+    "porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper "
+    "snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television "
+    "tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
+)
+
+# Its sha256 as public programs check them: TensorFlow Datasets and others that of the archive,
+# torchvision for Ruby those of the files.
+# unverified: CIFAR-100's sha256 | its archive could not be had | narrowgauge data fetch cifar100
+_CIFAR100 = DataSet(
+    name="cifar100",
+    title="CIFAR-100",
+    classes=tuple(_CIFAR100_CLASSES.split()),
+    mean=(0.5071, 0.4865, 0.4409),
+    std=(0.2673, 0.2564, 0.2762),
+    # The archive's own files: nobody here could decode them to know another form's sha256.
+    files=(
+        FlatFile(
+            "train.bin",
+            (50000, 3074),
+            "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29",
+        ),
+        FlatFile(
+            "test.bin",
+            (10000, 3074),
+            "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a",
+        ),
+    ),
+    sources=(
+        Source(
+            "https",
+            (
+                Artifact(
+                    "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+                    "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+                ),
+            ),
+            "flat",
+            169,
+        ),
+    ),
+    licence="no formal licence; cite the report",
+    citation="Krizhevsky: Learning multiple layers of features from tiny images, 2009",
+)
+
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -339,7 +391,7 @@ _RESNET50_V1 = DataSet(
 #: Every declared set by name.
 DATA_SETS: Dict[str, DataSet] = {
     known.name: known
-    for known in (_MNIST, _FASHION, _CIFAR10, _IMAGENET_20, _MOBILENET_V2, _RESNET50_V1)
+    for known in (_MNIST, _FASHION, _CIFAR10, _CIFAR100, _IMAGENET_20, _MOBILENET_V2, _RESNET50_V1)
 }
 
 

@@ -29,6 +29,7 @@ _KEYS: Dict[str, Tuple[str, ...]] = {
     "confusion": ("side_file", "x", "y"),
     "heat": ("side_file", "x", "y"),
     "ladder": ("parameter", "metric", "order", "ends", "names"),
+    "anytime": (),
     "stacked": ("parameter", "metrics", "names", "beside", "x"),
 }
 
@@ -82,7 +83,8 @@ class Drawing:
     `curve` and `bar` draw `metrics` (over the metric's own index); `confusion` draws `side_file`,
     a JSON file with `labels` and `counts[true][predicted]`; `heat` too, one with `values`, a list
     of rows, the names `rows` and `columns`, and `label`, what values are; `ladder` draws `ladder`;
-    `stacked` draws `metrics` as `stack` says.
+    `stacked` draws `metrics` as `stack` says; `anytime` draws what the exits of a network answered,
+    from the rows' logits.npz.
     """
 
     name: str

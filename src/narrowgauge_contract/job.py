@@ -47,6 +47,8 @@ JOB_FORMAT = 1
 
 #: A value of the parameter that `[data] parameter` names: it asks for made-up data.
 SYNTHETIC = "synthetic"
+#: Such a parameter's value for data of the user's own, in a file that another parameter names.
+OWN_FILE = "file"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,6 +275,6 @@ def _data_sets(
     if spec.data_parameter is not None:
         chosen = [str(value) for value in values[spec.data_parameter]]
         synthetic = SYNTHETIC in chosen
-        names += [name for name in chosen if name != SYNTHETIC]
+        names += [name for name in chosen if name not in (SYNTHETIC, OWN_FILE)]
     names += sets_where(spec.data_where, values)
     return tuple(dict.fromkeys(names)), synthetic

@@ -57,8 +57,8 @@ class Layout:
 
 def layouts_of(dataset: DataSet) -> Tuple[Layout, ...]:
     """The layouts that this set's sources use, and the flat files themselves."""
-    names = dict.fromkeys(source.layout for source in dataset.sources)
-    return tuple(LAYOUTS[name] for name in (*names, "flat"))
+    names = dict.fromkeys((*(source.layout for source in dataset.sources), "flat"))
+    return tuple(LAYOUTS[name] for name in names)
 
 
 def decode(layout: Layout, files: Files, dataset: DataSet, into: Path) -> None:
@@ -177,7 +177,7 @@ def _tfjs_weights(files: Files, dataset: DataSet, into: Path) -> None:
 
 
 def _flat(files: Files, dataset: DataSet, into: Path) -> None:
-    """The flat files themselves, as another host's data folder has them."""
+    """The flat files themselves: as another host's data folder has them, or CIFAR-100's archive."""
     for flat in dataset.files:
         shutil.copyfile(files[flat.name], into / flat.name)
 
@@ -198,6 +198,6 @@ LAYOUTS: Dict[str, Layout] = {
         Layout("imagenet-jpeg", _IMAGENET.pattern, _imagenet_jpeg, library="PIL", package="Pillow"),
         Layout("torch-weights", re.escape(_MOBILENET), _torch_weights),
         Layout("tfjs-weights", r"model\.json|group1-shard\d+of\d+\.bin", _tfjs_weights),
-        Layout("flat", r"(train|test)-(images|labels)\.u8|weights\.(pth|json|bin)", _flat),
+        Layout("flat", r"(train|test)(-(images|labels)\.u8|\.bin)|weights\.(pth|json|bin)", _flat),
     )
 }

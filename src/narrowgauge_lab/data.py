@@ -6,7 +6,7 @@ import dataclasses
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, Optional, Sequence
+from typing import Dict, Iterator, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from narrowgauge_contract.hashing import sha256_file
 from narrowgauge_lab.errors import DataCorruptError, DataUnavailableError
 
 __all__ = ["FlatData", "check_data", "open_data", "open_files", "synthetic_data"]
+
+#: The files of a set that lies as CIFAR-100's archive has it.
+_RECORDS = ("train.bin", "test.bin")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +53,17 @@ def open_data(name: str, root: Optional[Path]) -> FlatData:
 
     Raises what `open_files` raises.
     """
-    return FlatData(data_set(name), *open_files(name, root).values())
+    files = open_files(name, root)
+    if tuple(files) == _RECORDS:
+        parts = [part for records in files.values() for part in _cut(records)]
+        return FlatData(data_set(name), *parts)
+    return FlatData(data_set(name), *files.values())
+
+
+def _cut(records: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """Images and labels of records [count, 3074], as views: a coarse class, the class, and the
+    planes of one image."""
+    return records[:, 2:].reshape(-1, 3, 32, 32), records[:, 1]
 
 
 def open_files(name: str, root: Optional[Path]) -> Dict[str, np.ndarray]:
@@ -132,6 +145,9 @@ def _commands() -> DataCommands:
 def _missing(declaration: DataSet, why: str) -> DataUnavailableError:
     commands = _commands()
     needed = "\n".join(f"  {flat.name}  {flat.bytes} bytes" for flat in declaration.files)
+    archives = [each.locator for source in declaration.sources if source.layout == "flat"
+                for each in source.artifacts]  # fmt: skip
+    inside = f" (they are in {', '.join(archives)})" if archives else ""
     # A container has its data folder mounted already.
     mounted = "" if commands is CONTAINER else ", then --data with its data folder"
     return DataUnavailableError(
@@ -139,7 +155,7 @@ def _missing(declaration: DataSet, why: str) -> DataUnavailableError:
         why=why,
         next_step=f"{commands.fetch.format(declaration.name)}{mounted}.\n"
         f"By hand: put these (uint8 in C order, images as [count, channels, height, width]) into "
-        f"DIR/{declaration.name}/ and give {commands.elsewhere}:\n{needed}",
+        f"DIR/{declaration.name}/ and give {commands.elsewhere}{inside}:\n{needed}",
     )
 
 

@@ -69,8 +69,10 @@ class FactsError(NarrowgaugeError):
 
 
 def source_hash() -> str:
-    """One sha256 over what the image holds of ours: contract, kernels and lab."""
-    names = ("narrowgauge_contract", "narrowgauge_kernels", "narrowgauge_lab")
+    """One sha256 over what the image holds of ours: contract, kernels, lab and scores."""
+    names = (
+        "narrowgauge_contract", "narrowgauge_kernels", "narrowgauge_lab", "narrowgauge_scores",
+    )  # fmt: skip
     return tree_hash([_SOURCE / name for name in names])
 
 

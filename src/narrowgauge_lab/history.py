@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional, Tuple
 
 from narrowgauge_lab.context import RowContext
 
@@ -27,12 +27,19 @@ UNDERFLOW_METRICS = {"gradient_underflow": ("%", "computed")}
 
 class History:
     """One value per metric and epoch. `clock` is the source of the timing windows; `scaling` and
-    `underflow`: whether epochs have these metrics."""
+    `underflow`: whether epochs have these metrics; `more`: others, their unit and source by name.
+    """
 
-    def __init__(self, scaling: bool, underflow: bool = False) -> None:
+    def __init__(
+        self,
+        scaling: bool,
+        underflow: bool = False,
+        more: Optional[Dict[str, Tuple[str, str]]] = None,
+    ) -> None:
         self._declared = dict(EPOCH_METRICS)
         self._declared.update(SCALING_METRICS if scaling else {})
         self._declared.update(UNDERFLOW_METRICS if underflow else {})
+        self._declared.update(more or {})
         self.values: Dict[str, List[float]] = {name: [] for name in self._declared}
         self.clock = ""
 

@@ -1,21 +1,21 @@
-"""SGD and Adadelta over one flat tensor that all parameters of a model share.
+"""SGD, Adam and Adadelta over one flat tensor that all parameters of a model share.
 
 torch's optimisers read their learning rate as a Python number (SGD still does), so a captured CUDA
 graph would replay the rate of the day it was captured; and they launch a kernel per parameter and
 operation. Over one flat tensor an update is a handful of kernels, the rate is a device scalar, and
 skipping an update when a gradient overflowed needs no answer from the device. `tests/lab` holds
-both to torch's own, step by step.
+each to torch's own, step by step.
 """
 
 from __future__ import annotations
 
 import abc
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
-__all__ = ["SGD", "Adadelta", "FlatOptimizer", "OptimizerMaker"]
+__all__ = ["SGD", "Adadelta", "Adam", "FlatOptimizer", "OptimizerMaker"]
 
 
 #: Elements; 64 bytes of float32, what cuDNN, cuBLAS and AVX-512 like best.
@@ -53,6 +53,22 @@ class FlatOptimizer(abc.ABC):
         """Put the gradient of `loss` by every parameter into `gradient`."""
         self._flatten(torch.autograd.grad(loss, self.parameters), out=self.gradient)
 
+    def differentiate_partly(
+        self, loss: torch.Tensor, out: Optional[torch.Tensor] = None, *, again: bool = False
+    ) -> None:
+        """The same where `loss` need not depend on every parameter: the gradient by others is 0.
+
+        `out`: where to put it, flat like `values`; by default `gradient`. `again`: more losses of
+        the same forward pass follow.
+        """
+        found = torch.autograd.grad(loss, self.parameters, retain_graph=again, allow_unused=True)
+        parts = [torch.zeros_like(p) if g is None else g for g, p in zip(found, self.parameters)]
+        self._flatten(parts, out=self.gradient if out is None else out)
+
+    def extents(self) -> List[int]:
+        """How many elements of the flat tensors each parameter has, the gap after it included."""
+        return [p.numel() + gap.numel() for p, gap in zip(self.parameters, self._gaps)]
+
     def _flatten(
         self, tensors: Sequence[torch.Tensor], out: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
@@ -85,20 +101,31 @@ class FlatOptimizer(abc.ABC):
 
 
 class SGD(FlatOptimizer):
-    """Momentum without dampening or Nesterov; weight decay is added to the gradient."""
+    """Momentum without dampening, Nesterov's if asked for; weight decay is added to the gradient.
+
+    Nesterov as torch has it: the step is of the gradient and the momentum that it gave (Sutskever
+    and others 2013 with the point of evaluation as the parameters).
+    """
 
     def __init__(
-        self, model: nn.Module, rate: float, momentum: float = 0.9, weight_decay: float = 0.0
+        self,
+        model: nn.Module,
+        rate: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
     ) -> None:
         super().__init__(model, rate, ("momentum",))
         self.momentum = momentum
         self.weight_decay = weight_decay
+        self.nesterov = nesterov
 
     def _update(self) -> None:
         velocity = self.state["momentum"]
         gradient = self.gradient.add(self.values, alpha=self.weight_decay)
         velocity.mul_(self.momentum).add_(gradient)
-        self.values.sub_(velocity * self.rate)
+        step = gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity
+        self.values.sub_(step * self.rate)
 
 
 class Adadelta(FlatOptimizer):
@@ -116,6 +143,40 @@ class Adadelta(FlatOptimizer):
         delta = accumulated.add(self.eps).sqrt_().div_(deviation).mul_(self.gradient)
         accumulated.mul_(self.rho).addcmul_(delta, delta, value=1 - self.rho)
         self.values.sub_(delta.mul_(self.rate))
+
+
+class Adam(FlatOptimizer):
+    """Kingma and Ba 2015 (arXiv 1412.6980), as torch has it; weight decay is added to the gradient.
+
+    How many steps there were is a number on the device: a captured step counts too.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rate: float,
+        betas: Tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(model, rate, ("mean", "square"))
+        self.betas = betas
+        self.eps = eps
+        self.weight_decay = weight_decay
+        # float64: in float32 the first corrections, 1 - 0.999, would keep four digits.
+        self.state["steps"] = torch.zeros((), dtype=torch.float64, device=self.values.device)
+
+    def _update(self) -> None:
+        mean, square, steps = self.state["mean"], self.state["square"], self.state["steps"]
+        first, second = self.betas
+        gradient = self.gradient.add(self.values, alpha=self.weight_decay)
+        steps.add_(1)
+        mean.mul_(first).add_(gradient, alpha=1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        unbiased = (1 - torch.pow(second, steps)).sqrt()
+        deviation = square.sqrt().div_(unbiased.to(square.dtype)).add_(self.eps)
+        size = (self.rate / (1 - torch.pow(first, steps))).to(mean.dtype)
+        self.values.sub_((mean / deviation).mul_(size))
 
 
 #: How a training run makes its optimiser once the model is on its device.

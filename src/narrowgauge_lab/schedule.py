@@ -9,7 +9,7 @@ from typing import Sequence, Tuple
 
 from narrowgauge_contract.errors import BadValueError
 
-__all__ = ["MultiStep", "Schedule", "Step", "milestones"]
+__all__ = ["Cosine", "MultiStep", "Schedule", "Step", "milestones"]
 
 
 class Schedule(abc.ABC):
@@ -51,6 +51,21 @@ class MultiStep(Schedule):
             return self.warm_up_rate
         passed = sum(1 for milestone in self.milestones if epoch >= milestone)
         return self.base * self.gamma**passed
+
+
+@dataclasses.dataclass(frozen=True)
+class Cosine(Schedule):
+    """Half a cosine from `base` to `least` over `epochs`, after which it stays: torch's
+    CosineAnnealingLR with T_max = epochs, stepped once per epoch (Loshchilov and Hutter 2017, arXiv
+    1608.03983, without restarts)."""
+
+    base: float
+    epochs: int
+    least: float = 0.0
+
+    def rate(self, epoch: int) -> float:
+        part = min(epoch / self.epochs, 1.0)
+        return self.least + (self.base - self.least) * (1 + math.cos(math.pi * part)) / 2
 
 
 def milestones(epochs: int, fractions: Sequence[float]) -> Tuple[int, ...]:

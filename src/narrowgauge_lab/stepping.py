@@ -38,7 +38,8 @@ class Stepper:
     """Updates `model`, and sums what its batches gave.
 
     `graphs`: auto | off, whether steps are captured in a CUDA graph. Where there are other
-    processes, what they do together stays outside of it. `placing`: see there.
+    processes, what they do together stays outside of it. `placing`: see there. `uncapturable`: why
+    a step cannot be captured, where it cannot.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Stepper:
         batch_size: int,
         graphs: str,
         placing: Optional[Placing] = None,
+        uncapturable: str = "",
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -74,10 +76,12 @@ class Stepper:
         shared = group.size > 1
         body = self._gradients if shared else self._update
         self._step: Union[EagerStep, GraphedStep]
-        if placing is None:
-            self._step = make_step(graphs, body, batch_size, mode.device, beside_threads=shared)
+        if placing is not None:
+            uncapturable = "layers are placed by a plan, and their copies wait"
+        if uncapturable:
+            self._step = EagerStep(body, uncapturable)
         else:
-            self._step = EagerStep(body, "layers are placed by a plan, and their copies wait")
+            self._step = make_step(graphs, body, batch_size, mode.device, beside_threads=shared)
 
     @property
     def description(self) -> str:

@@ -18,8 +18,11 @@ from typing import Any, Dict, Optional, Sequence
 import torch
 from torch import nn
 
+from narrowgauge_contract.errors import UsageError
 from narrowgauge_contract.placement import PlacementPlan
 from narrowgauge_lab import checkpoint, precision, torch_compat
+from narrowgauge_lab.anytime.objective import Objective
+from narrowgauge_lab.anytime.stepping import ExitStepper
 from narrowgauge_lab.augment import Feed
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.distributed import ALONE, Group
@@ -43,7 +46,9 @@ class Recipe:
     """How to train. `batch_size`: images per update and process; `graphs`: auto | off. A checkpoint
     is due so many seconds after the one before. With a `plan`, which says the precisions, model and
     data are where `placed.home` says. `ran`: what the probe has to see, where layers compute in
-    others than `precision`, such as `fp32+int8`; empty: `precision`.
+    others than `precision`, such as `fp32+int8`; empty: `precision`. `objective`: the losses of a
+    model with several exits, one cross entropy otherwise. `keep_last`: the last epoch leaves a
+    checkpoint too, for a row that does more afterwards.
     """
 
     epochs: int
@@ -57,6 +62,8 @@ class Recipe:
     save_weights: bool = False
     plan: Optional[PlacementPlan] = None
     ran: str = ""
+    objective: Optional[Objective] = None
+    keep_last: bool = False
 
 
 def train(
@@ -67,8 +74,9 @@ def train(
     classes: Sequence[str],
     recipe: Recipe,
     group: Group = ALONE,
-) -> None:
-    """Train `model` (already on `ctx.device`, giving logits [B, classes]) and record every epoch.
+) -> bool:
+    """Train `model` (already on `ctx.device`, giving logits [B, classes], or what the recipe's
+    objective takes) and record every epoch. False where training diverged.
 
     Each process of `group` (`distributed.spread`) calls this with a model, data and a recipe of the
     same kind; weights and buffers begin as those of rank 0. Each takes its part of every batch, by
@@ -89,6 +97,7 @@ def train(
         write_confusion(ctx, test_set.labels, evaluation.predicted, classes)
         if recipe.save_weights:
             checkpoint.write_weights(ctx.side_file("weights.pt"), model)
+    return evaluation is not None
 
 
 class Training:
@@ -115,10 +124,7 @@ class Training:
         else:
             self.mode = self.placed.mode
         self.optimizer: FlatOptimizer = recipe.optimizer(model)
-        self.step = Stepper(
-            model, self.optimizer, training_set, self.mode, group, recipe.batch_size, recipe.graphs,
-            None if self.placed is None else self.placed.placing,
-        )  # fmt: skip
+        self.step = self._stepper()
         group.broadcast_([self.optimizer.values, *self.step.buffers()])
         self.generators = {
             # On the CPU, where every torch gives the same permutation for a seed.
@@ -126,7 +132,11 @@ class Training:
             "augment": torch_compat.generator_for(self.mode.device, ctx.seed),
         }
         short = self.placed is not None and self.placed.short_ranged
-        self.history = History(scaling=self.step.loss_scale is not None, underflow=short)
+        self.history = History(
+            scaling=self.step.loss_scale is not None,
+            underflow=short,
+            more=None if recipe.objective is None else recipe.objective.metrics(),
+        )
         self.epoch = 0
         self._saved_at = self._began = time.monotonic()
         #: Seconds that this row took in the processes before a resume.
@@ -137,6 +147,26 @@ class Training:
         #: Where a plan's epoch failed, in words.
         self._culprit = ""
 
+    def _stepper(self) -> Stepper:
+        recipe, objective = self.recipe, self.recipe.objective
+        if objective is None:
+            return Stepper(
+                self.model, self.optimizer, self.training_set, self.mode, self.group,
+                recipe.batch_size, recipe.graphs,
+                None if self.placed is None else self.placed.placing,
+            )  # fmt: skip
+        if self.placed is not None:
+            raise UsageError(
+                "a placement plan goes with networks of one output",
+                why=f"this one is trained by {type(objective).__name__}",
+                next_step="-p plan=none",
+            )
+        self.optimizer = objective.combination.optimizer(self.optimizer, objective.exits)
+        return ExitStepper(
+            self.model, self.optimizer, self.training_set, self.mode, self.group,
+            recipe.batch_size, recipe.graphs, objective,
+        )  # fmt: skip
+
     def prepare(self) -> None:
         """Set the device up and record what will run; invalid where that is not what was asked."""
         if self.ctx.device.type == "cuda":
@@ -144,34 +174,40 @@ class Training:
             torch.backends.cudnn.benchmark = self.placed is None
             torch.backends.cudnn.deterministic = self.placed is not None
         count = min(len(self.training_set), self.recipe.batch_size)
-        images, _ = self.training_set.batch(torch.arange(count, device=self.mode.device))
+        images, labels = self.training_set.batch(torch.arange(count, device=self.mode.device))
         if self.placed is None:
             tf32 = probe.tf32_by_arithmetic(self.ctx.device)
-            seen = probe.observe(lambda: self._differentiate(images))
+            seen = probe.observe(lambda: self._differentiate(images, labels))
             asked = self.recipe.ran or self.recipe.precision
             probe.require_precision(self.ctx, asked, seen, tf32)
             if not self.group.agree(probe.precision_ran(seen, tf32)):
                 self.ctx.invalid("the processes of the row ran different precisions")
         else:
-            self.placed.record(lambda: self._differentiate(images), count, self.optimizer.values)
+            self.placed.record(
+                lambda: self._differentiate(images, labels), count, self.optimizer.values
+            )
             # With a gradient by the images too, so that the first layer has all its passes.
             wanted = images.clone().requires_grad_()
-            seen = probe.observe(lambda: self._differentiate(wanted))
+            seen = probe.observe(lambda: self._differentiate(wanted, labels))
             self.placed.require_precisions(seen)
         self.ctx.fact("parameter_count", sum(p.numel() for p in self.model.parameters()))
         self.ctx.fact("training_images", len(self.training_set))
         self.ctx.fact("test_images", len(self.test_set))
 
-    def _differentiate(self, images: torch.Tensor) -> None:
+    def _differentiate(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         """A step's forward and backward pass that changes nothing: eval mode, gradients dropped,
         and what the passes draw drawn again."""
         with in_eval_mode(self.model), torch.random.fork_rng(devices=[]):
-            with self.mode.autocast():
-                logits = self.model(images)
+            if isinstance(self.step, ExitStepper):
+                outcome = self.step.losses(images, labels).total(self.step.objective.weights)
+            else:
+                with self.mode.autocast():
+                    logits = self.model(images)
+                outcome = logits.float().sum()
             wanted = [each for each in self.model.parameters() if each.requires_grad]
             if images.requires_grad:
                 wanted.append(images)
-            torch.autograd.grad(logits.float().sum(), wanted, allow_unused=True)
+            torch.autograd.grad(outcome, wanted, allow_unused=True)
 
     def resume(self) -> None:
         """Go on from the row's checkpoint, if there is one to go on from."""
@@ -212,7 +248,8 @@ class Training:
                 self.ctx.invalid(f"diverged: loss is NaN/inf at epoch {self.epoch}{self._culprit}")
                 return None
             self.save_if_due()
-        return evaluation
+        # Of a row that was stopped after its last epoch, and is told to go on.
+        return self._evaluate() if evaluation is None else evaluation
 
     def run_epoch(self) -> Evaluation:
         """Train the next epoch and record it."""
@@ -220,16 +257,15 @@ class Training:
         rate = self.recipe.schedule.rate(self.epoch)
         skipped_before = self.step.skipped
         self.optimizer.set_rate(rate)
+        if self.recipe.objective is not None:
+            self.recipe.objective.begin_epoch(self.epoch, self.model)
         self.group.wait()  # the windows of all begin together
         with window(self.mode.device) as training_window:
             count = self._train_epoch()
         self.group.all_reduce_(self.step.totals)
         self.group.broadcast_(self.step.buffers())
         loss, correct = self.step.totals.tolist()
-        evaluation = evaluate(
-            self.model, self.test_set, self.mode, self.recipe.test_batch_size, self.group,
-            torch_compat.inference_mode if self.placed is None else torch.no_grad,
-        )  # fmt: skip
+        evaluation = self._evaluate()
         values = {
             "train_loss": loss / count,
             "train_accuracy": 100.0 * correct / count,
@@ -244,11 +280,24 @@ class Training:
             values["skipped_steps"] = float(self.step.skipped - skipped_before)
         if self.placed is not None:
             values.update(self._look_at_passes())
+        if isinstance(self.step, ExitStepper):
+            values.update(self.step.epoch_values(count))
+            values.update(self.step.cosines())
+            exits = evaluation.exits
+            for k in self.step.objective.numbers:
+                accuracy = exits[k] if exits else evaluation.accuracy
+                values[f"exit{k}_test_accuracy"] = accuracy
         self.history.add(values, training_window.source)
         self.epoch += 1
         self._say_how_steps_ran()
         self.history.emit(self.ctx, first=self.epoch - 1)
         return evaluation
+
+    def _evaluate(self) -> Evaluation:
+        return evaluate(
+            self.model, self.test_set, self.mode, self.recipe.test_batch_size, self.group,
+            torch_compat.inference_mode if self.placed is None else torch.no_grad,
+        )  # fmt: skip
 
     def _train_epoch(self) -> int:
         """One pass over the images, or until a loss is not finite; how many it took."""
@@ -315,7 +364,8 @@ class Training:
         """Write a checkpoint, unless the last one is young or nothing is left to do."""
         last = self.epoch == self.recipe.epochs
         early = time.monotonic() - self._saved_at < self.recipe.checkpoint_seconds
-        if last or early or not self.group.speaks:
+        skipped = not self.recipe.keep_last if last else early
+        if skipped or not self.group.speaks:
             return
         scale = self.step.loss_scale.state_dict() if self.step.loss_scale is not None else {}
         self.ctx.checkpoints.save(

@@ -29,6 +29,7 @@ _PACKAGES = (
     "narrowgauge_data",
     "narrowgauge_kernels",
     "narrowgauge_lab",
+    "narrowgauge_scores",
 )
 #: Modules that cannot be read without what not every target has: Triton's kernels are made as their
 #: module is read, and torch 1.8 has no dispatch modes to derive one from.

@@ -38,6 +38,7 @@ def described(tag: str, *, standin: str, base: str = "debian:test") -> Mapping[s
         "docker/entrypoint.sh",
         "src/narrowgauge_contract/job.py",
         "src/narrowgauge_kernels/linear.py",
+        "src/narrowgauge_scores/areas.py",
     ],
 )
 def test_the_tag_changes_with_what_the_image_holds(

@@ -12,8 +12,8 @@ from torch import nn
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.graphs import EagerStep, make_step
-from narrowgauge_lab.optim import SGD, Adadelta, FlatOptimizer
-from narrowgauge_lab.schedule import MultiStep, Step, milestones
+from narrowgauge_lab.optim import SGD, Adadelta, Adam, FlatOptimizer
+from narrowgauge_lab.schedule import Cosine, MultiStep, Step, milestones
 
 CPU = torch.device("cpu")
 
@@ -37,6 +37,18 @@ def test_multi_step_is_the_published_schedule() -> None:
     assert [schedule.rate(e) for e in (0, 99, 100, 149, 150, 199)] == pytest.approx(
         [0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
     )
+
+
+@pytest.mark.parametrize("least", [0.0, 0.01])
+def test_cosine_is_torchs_cosine_annealing(least: float) -> None:
+    schedule = Cosine(0.1, 12, least)
+    theirs = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=12, eta_min=least)
+    for epoch in range(12):
+        assert schedule.rate(epoch) == pytest.approx(theirs.param_groups[0]["lr"], rel=1e-6)
+        theirs.step()
+        scheduler.step()
+    assert schedule.rate(12) == schedule.rate(40) == pytest.approx(least), "there it stays"
 
 
 def test_warm_up_is_the_first_epochs_only() -> None:
@@ -83,6 +95,23 @@ _OURS_AND_THEIRS = [
         functools.partial(SGD, rate=0.1, momentum=0.0),
         functools.partial(torch.optim.SGD, lr=0.1),
         id="sgd-plain",
+    ),
+    pytest.param(
+        functools.partial(SGD, rate=0.1, momentum=0.9, weight_decay=1e-2, nesterov=True),
+        functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-2, nesterov=True),
+        id="sgd-nesterov",
+    ),
+    pytest.param(
+        # The convolution's bias has a gradient of rounding only, which Adam without eps would make
+        # whole steps of.
+        functools.partial(Adam, rate=1e-2, eps=1e-3),
+        functools.partial(torch.optim.Adam, lr=1e-2, eps=1e-3),
+        id="adam",
+    ),
+    pytest.param(
+        functools.partial(Adam, rate=1e-2, betas=(0.99, 0.999), weight_decay=1e-2),
+        functools.partial(torch.optim.Adam, lr=1e-2, betas=(0.99, 0.999), weight_decay=1e-2),
+        id="adam-branchynet",
     ),
     pytest.param(
         functools.partial(Adadelta, rate=1.0),
@@ -167,6 +196,37 @@ def test_an_optimiser_state_comes_back() -> None:
         optimizer.step()
 
     assert torch.equal(one.values, other.values)
+
+
+def test_adams_steps_come_back_and_are_not_counted_where_one_is_skipped() -> None:
+    one, other = Adam(_net(), rate=0.1), Adam(_net(), rate=0.1)
+    for optimizer in (one, other):
+        optimizer.gradient.fill_(0.5)
+    one.step()
+    other.values.copy_(one.values)
+    other.load_state_dict(one.state_dict())
+    other.gradient.fill_(float("nan"))
+    other.step(skip=torch.tensor(True))
+    for optimizer in (one, other):
+        optimizer.gradient.fill_(-0.25)
+        optimizer.step()
+
+    assert float(other.state["steps"]) == 2
+    assert torch.equal(one.values, other.values)
+
+
+def test_a_loss_of_some_parameters_only_leaves_zeros_for_the_others() -> None:
+    model = _net()
+    optimizer = SGD(model, rate=0.1)
+    optimizer.gradient.fill_(3.0)
+    optimizer.differentiate_partly(model[0](torch.ones(1, 2, 4, 4)).sum())
+    first = model[0].weight.numel()
+
+    assert optimizer.gradient[:first].ne(0).all()
+    assert not optimizer.gradient[sum(optimizer.extents()[:2]) :].any()
+    assert sum(optimizer.extents()) == optimizer.gradient.numel()
+    with pytest.raises(RuntimeError):
+        optimizer.differentiate(model[0](torch.ones(1, 2, 4, 4)).sum())
 
 
 @pytest.mark.parametrize("graphs", ["auto", "off"])

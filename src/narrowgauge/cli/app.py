@@ -27,6 +27,7 @@ MODULES = {
     "narrowgauge.cli.run": ("run", "plan", "attach", "shell", "list"),
     "narrowgauge.cli.sweep": ("sweep",),
     "narrowgauge.cli.results": ("results", "show", "compare"),
+    "narrowgauge.cli.anytime_score": ("anytime-score",),
     "narrowgauge.cli.data": ("data", "weights"),
     "narrowgauge.cli.images": ("images",),
     "narrowgauge.cli.doctor": ("doctor",),

@@ -43,9 +43,14 @@ LABEL_TARGET = "io.narrowgauge.target"
 LABEL_UNRESOLVED = "io.narrowgauge.unresolved"
 
 #: The packages of ours that are copied into an image.
-IN_IMAGE = ("narrowgauge_contract", "narrowgauge_data", "narrowgauge_kernels", "narrowgauge_lab")
+IN_IMAGE = (
+    "narrowgauge_contract", "narrowgauge_data", "narrowgauge_kernels", "narrowgauge_lab",
+    "narrowgauge_scores",
+)  # fmt: skip
 #: Of them, what a number depends on. How data got there does not count: it is verified by hash.
-_MEASURING = ("narrowgauge_contract", "narrowgauge_kernels", "narrowgauge_lab")
+_MEASURING = (
+    "narrowgauge_contract", "narrowgauge_kernels", "narrowgauge_lab", "narrowgauge_scores",
+)  # fmt: skip
 #: What a Dockerfile is rendered from, and the check beside it.
 TEMPLATES = ("docker/Dockerfile.j2", "docker/macros.j2", "docker/verify.j2")
 _ENTRYPOINT = Path("docker/entrypoint.sh")

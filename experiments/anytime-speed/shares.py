@@ -1,0 +1,176 @@
+"""The heads beside the backbone, and compaction beside masking; both sides take turns."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Sequence, Tuple
+
+import torch
+
+from narrowgauge_contract.errors import NotApplicableError, SkippedError
+from narrowgauge_lab import torch_compat
+from narrowgauge_lab.anytime.adaptive import Adaptive, adaptive, masked
+from narrowgauge_lab.anytime.buckets import BucketedExits
+from narrowgauge_lab.anytime.deadline import measure_stages
+from narrowgauge_lab.anytime.device_exit import CapturedStages
+from narrowgauge_lab.anytime.policies import Policy
+from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.graphs import CaptureError, capture_or_say
+from narrowgauge_lab.measure import Comparison, TimingPlan, interleave
+from narrowgauge_lab.measure.recording import record_samples
+from narrowgauge_lab.measure.state import steadily
+
+from .nets import Subject
+
+__all__ = ["compaction", "heads", "plan_of"]
+
+Call = Callable[[], Any]
+
+#: Libraries sum in another order for another batch size, so who is on the threshold may stay.
+_DIFFERENT = 0.02
+_WARM_UP = 3
+_STAGE_PASSES = 5
+
+
+def plan_of(ctx: RowContext) -> TimingPlan:
+    """How the row's samples are taken."""
+    limit = ctx.parameters["limit_s"]
+    return TimingPlan(limit_s=limit, warm_up_limit_s=limit)
+
+
+def heads(ctx: RowContext, subject: Subject) -> None:
+    """Record `heads_share`: what all heads but the last add to the time until the last answer, over
+    that time. Raises SkippedError for a network whose exits have no backbone in common."""
+    net, images, costs = subject.net, subject.images, subject.costs
+    if sum(costs.trunk[:-1]) == 0:
+        raise SkippedError(
+            f"{ctx.parameters['net']} has no heads to set apart",
+            why="each of its exits is a network from the images on",
+            next_step="-p net=iresnext-incremental has the same branches on one backbone",
+        )
+    last = net.exits - 1
+    with torch.no_grad():
+        (alone, whole), how = _prepared(
+            (lambda: net.forward_until(last, images), lambda: net(images)), ctx.device
+        )
+        pair = _turns(ctx, alone, whole)
+    ctx.fact("way", how)
+    ctx.fact("heads_macs_share", costs.heads_share)
+    record_samples(ctx, "seconds_until_last", pair.first)
+    record_samples(ctx, "seconds_all_exits", pair.second)
+    record_samples(ctx, "heads_share", pair.first, [ratio - 1 for ratio in pair.ratios], "1")
+
+
+def compaction(ctx: RowContext, subject: Subject) -> None:
+    """Record `saving_realised`: the share of time that compaction saves beside masking, over the
+    share of MACs that it saves; `compaction_speedup` is how many times as fast it is. On a CPU
+    also `saving_of_stages`, the share of the time that the stages' own times say can be saved.
+    INVALID where both do not answer alike, or nothing is saved."""
+    parameters, images = ctx.parameters, subject.images
+    policy = subject.leaving(parameters["policy"], parameters["share"])
+    ways, how = _ways(ctx, subject, policy)
+    fast, slow = (_kept(way()) for way in ways)
+    saved = 1.0 - float(fast.macs.mean()) / subject.costs.cumulative[-1]
+    differ = float((fast.exits != slow.exits).double().mean())
+    counts = torch.bincount(fast.exits.cpu(), minlength=subject.net.exits)
+    ctx.fact("way", how)
+    ctx.fact("policy", str(policy))
+    ctx.fact("left_at", [count / images.shape[0] for count in counts.tolist()])
+    ctx.fact("macs_saved", saved)
+    ctx.fact("exits_differ", differ)
+    if not differ <= _DIFFERENT:
+        ctx.invalid(f"{differ:.1%} of the images leave elsewhere with compaction than by masking")
+    if saved <= 0:
+        ctx.invalid("nobody leaves early, so there is nothing to save")
+        return
+    pair = _turns(ctx, *ways)
+    record_samples(ctx, "seconds_adaptive", pair.first)
+    record_samples(ctx, "seconds_masked", pair.second)
+    record_samples(ctx, "compaction_speedup", pair.first, list(pair.ratios), "1")
+    realised = [(1 - 1 / ratio) / saved for ratio in pair.ratios]
+    record_samples(ctx, "saving_realised", pair.first, realised, "1")
+    if ctx.device.type == "cpu":
+        possible = _possible(subject, counts.tolist())
+        ctx.fact("time_saveable", possible)
+        of_time = [(1 - 1 / ratio) / possible for ratio in pair.ratios]
+        record_samples(ctx, "saving_of_stages", pair.first, of_time, "1")
+
+
+def _possible(subject: Subject, left_at: Sequence[int]) -> float:
+    """The share of time that would be saved if each stage took time as it has images: MACs of one
+    stage may take longer than those of another."""
+    seconds = measure_stages(subject.net, subject.images, _STAGE_PASSES).typical
+    images = subject.images.shape[0]
+    came = [images - sum(left_at[:number]) for number in range(len(seconds))]
+    needed = sum(each * count / images for each, count in zip(seconds, came))
+    return 1.0 - needed / sum(seconds)
+
+
+def _ways(
+    ctx: RowContext, subject: Subject, policy: Policy
+) -> Tuple[Tuple[Callable[[], Adaptive], Callable[[], Adaptive]], str]:
+    """With compaction and with masking, and what they are. Both captured, or neither: a launch by
+    the host is no part of what compaction saves."""
+    net, images, costs = subject.net, subject.images, subject.costs
+    why = f"a {ctx.device.type} has no CUDA graphs"
+    if torch_compat.graphs_available(ctx.device):
+        try:
+            bucketed = BucketedExits(net, images, policy, costs)
+            stages = CapturedStages(net, images, policy, costs)
+        except (CaptureError, NotApplicableError) as error:
+            why = f"{error.what}: {error.why}"
+        else:
+
+            def replayed() -> Adaptive:
+                for graph in stages.graphs:
+                    graph.replay()
+                return stages.answer
+
+            return (lambda: bucketed(images), replayed), bucketed.description
+    return (
+        lambda: adaptive(net, images, policy, costs),
+        lambda: masked(net, images, policy, costs),
+    ), f"launch by launch: {why}"
+
+
+def _kept(answer: Adaptive) -> Adaptive:
+    """Out of what the next call overwrites."""
+    return Adaptive(answer.logits.clone(), answer.exits.clone(), answer.macs.clone())
+
+
+def _turns(ctx: RowContext, first: Call, second: Call) -> Comparison:
+    pair: Comparison = steadily(
+        ctx,
+        lambda: interleave(first, second, ctx.device, plan_of(ctx), ctx.parameters["pairs"]),
+        ctx.device,
+    )
+    return pair
+
+
+def _prepared(calls: Tuple[Call, Call], device: torch.device) -> Tuple[Tuple[Call, Call], str]:
+    """Both captured, where both can be: then a launch costs the same whatever is in it."""
+    if not torch_compat.graphs_available(device):
+        return calls, f"launch by launch: a {device.type} has no CUDA graphs"
+    try:
+        return (_captured(calls[0], device), _captured(calls[1], device)), "cuda-graph"
+    except CaptureError as error:
+        return calls, f"launch by launch: {error.what}: {error.why}"
+
+
+def _captured(call: Call, device: torch.device) -> Call:
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UP):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    kept: Dict[str, Any] = {}
+    said = capture_or_say("the network", "it is timed launch by launch")
+    with said, torch.cuda.graph(graph, stream=stream):
+        kept["outputs"] = call()
+
+    def replay() -> Any:
+        graph.replay()
+        return kept["outputs"]
+
+    return replay

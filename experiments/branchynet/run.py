@@ -1,0 +1,133 @@
+"""One row of `branchynet`: train one network in two stages, fit its thresholds, and time it."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Tuple
+
+import torch
+
+from narrowgauge_contract.errors import BadValueError
+from narrowgauge_lab import training
+from narrowgauge_lab.anytime import operating, policies
+from narrowgauge_lab.anytime.feeds import Splits, make_splits
+from narrowgauge_lab.anytime.logits_file import About
+from narrowgauge_lab.anytime.loss_weights import parse_loss_weights
+from narrowgauge_lab.anytime.network import AnytimeNetwork
+from narrowgauge_lab.anytime.objective import ExitLosses, LastExitLoss, Objective
+from narrowgauge_lab.anytime.systems.branchynet import NETS, BranchyNet, branchy_net
+from narrowgauge_lab.anytime.training import Stage, train_anytime
+from narrowgauge_lab.augment import Augmentation
+from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.data import FlatData
+from narrowgauge_lab.optim import Adam
+from narrowgauge_lab.schedule import Step
+from narrowgauge_lab.shared_weights import asked_file
+from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
+
+from .clock import record_clock
+from .published import record_published
+
+_HERE = Path(__file__).parent
+_SYNTHETIC = {"classes": 10, "train": 2000, "test": 300}
+#: The paper's Adam.
+_BETAS = (0.99, 0.999)
+
+
+def run(ctx: RowContext) -> None:
+    """Measure as `ctx.parameters` say."""
+    parameters = ctx.parameters
+    # Before anything is read or trained for what there is not.
+    training.seed_everything(ctx.seed)
+    net = branchy_net(parameters["net"], parameters["width"], parameters["head_norm"])
+    operating.require_policy(parameters["policy"], net.exits)
+    combination = parse_loss_weights(parameters["loss_weights"], net.exits)
+    splits = _splits(ctx)
+    net.to(ctx.device)
+    trained = train_anytime(
+        ctx, net, splits, _recipe(ctx, ExitLosses(net.exits, combination), parameters["epochs"]),
+        _about(ctx, net), stages=_stages(ctx, net),
+        weights=asked_file(parameters["weights"], _HERE),
+    )  # fmt: skip
+    if not trained:
+        return
+    thresholds = ",".join(repr(each) for each in NETS[parameters["net"]].thresholds)
+    logits = read_logits(ctx.side_file(LOGITS_FILE))
+    operation = operating.operate(
+        ctx,
+        logits,
+        asked=parameters["policy"],
+        paper=f"entropy:{thresholds}",
+        kind="entropy",
+        lose=parameters["lose"],
+    )
+    record_published(ctx, parameters["net"], logits)
+    _time(ctx, net, splits, operation.policy)
+
+
+def _splits(ctx: RowContext) -> Splits:
+    parameters = ctx.parameters
+    shape, name = NETS[parameters["net"]].image, parameters["data"]
+    if name == "synthetic":
+        data: FlatData = ctx.synthetic(channels=shape[0], size=shape[1], **_SYNTHETIC)
+    else:
+        data = ctx.data(name)
+    found: Tuple[int, ...] = data.train_images.shape[1:]
+    if found != shape:
+        raise BadValueError(
+            f"{parameters['net']} does not take the images of {name}",
+            why=f"they are {'×'.join(map(str, found))}, it takes {'×'.join(map(str, shape))}",
+            next_step="b-lenet goes with mnist and fashion-mnist, the others go with cifar10",
+        )
+    if parameters["augment"] and shape[0] == 1:
+        raise BadValueError(
+            f"augment=true on {name}", why="a mirrored digit is another one, or none"
+        )
+    return make_splits(
+        data,
+        ctx.device,
+        validation=parameters["validation"],
+        train_limit=parameters["train_limit"],
+        test_limit=parameters["test_limit"],
+        augmentation=Augmentation(4, True) if parameters["augment"] else Augmentation(),
+    )
+
+
+def _recipe(ctx: RowContext, objective: Objective, epochs: int) -> training.Recipe:
+    parameters = ctx.parameters
+    return training.Recipe(
+        epochs=epochs,
+        batch_size=parameters["batch_size"],
+        precision=parameters["precision"],
+        schedule=Step(parameters["lr"], 1.0),
+        optimizer=functools.partial(Adam, rate=parameters["lr"], betas=_BETAS),
+        graphs=parameters["graphs"],
+        save_weights=parameters["save_weights"],
+        objective=objective,
+    )
+
+
+def _stages(ctx: RowContext, net: AnytimeNetwork) -> Tuple[Stage, ...]:
+    epochs = ctx.parameters["trunk_epochs"]
+    if not epochs:
+        return ()
+    return (Stage("trunk", _recipe(ctx, LastExitLoss(net.exits - 1), epochs)),)
+
+
+def _about(ctx: RowContext, net: BranchyNet) -> About:
+    width, words = ctx.parameters["width"], [ctx.parameters["net"]]
+    words += [] if width == 1 else [f"twin of width {width:g}"]
+    words += ["normalised branches"] if ctx.parameters["head_norm"] else []
+    ctx.fact("variant", ", ".join(words))
+    names = tuple(f"branch {number + 1}" for number in range(net.exits - 1))
+    return About("branchynet", ", ".join(words), exit_names=(*names, "trunk"))
+
+
+def _time(ctx: RowContext, net: BranchyNet, splits: Splits, policy: str) -> None:
+    count = min(ctx.parameters["clock_images"], len(splits.test))
+    if not count:
+        return
+    images, _ = splits.test.batch(torch.arange(count, device=ctx.device))
+    threads = ctx.parameters["clock_threads"]
+    record_clock(ctx, net, images, policies.parse(policy, net.exits), threads)

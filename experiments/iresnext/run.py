@@ -1,0 +1,113 @@
+"""One row of `iresnext`: train one form of the network by one rule, and score its eight exits."""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+from typing import Callable, Optional
+
+from narrowgauge_lab import checkpoint, precision, training
+from narrowgauge_lab.anytime import policies
+from narrowgauge_lab.anytime.feeds import Splits, make_splits
+from narrowgauge_lab.anytime.logits_file import About
+from narrowgauge_lab.anytime.objective import ExitLosses, Objective
+from narrowgauge_lab.anytime.systems.iresnext import IResNeXt, iresnext
+from narrowgauge_lab.anytime.systems.iresnext_training import Sandwich, recalibrate
+from narrowgauge_lab.anytime.training import train_anytime
+from narrowgauge_lab.augment import Augmentation
+from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.optim import SGD
+from narrowgauge_lab.schedule import MultiStep, milestones
+from narrowgauge_lab.shared_weights import asked_file
+
+_HERE = Path(__file__).parent
+_SYNTHETIC = {"channels": 3, "size": 32, "classes": 10, "train": 700, "test": 200}
+#: Of a test or validation batch: what `incremental` carries of one image is 3 MB at width 1.
+_TEST_BATCH = 500
+
+
+def run(ctx: RowContext) -> None:
+    """Measure as `ctx.parameters` say."""
+    parameters = ctx.parameters
+    name = parameters["data"]
+    data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
+    training.seed_everything(ctx.seed)
+    classes = len(data.declaration.classes)
+    net = iresnext(parameters["variant"], parameters["blocks"], parameters["width"], classes)
+    policies.parse(parameters["policy"], net.exits)  # before an hour goes into training
+    net.to(ctx.device)
+    splits = make_splits(
+        data,
+        ctx.device,
+        validation=parameters["validation"],
+        train_limit=parameters["train_limit"],
+        test_limit=parameters["test_limit"],
+        augmentation=Augmentation(padding=4, flip=True),
+        channels_last=parameters["layout"] == "nhwc",
+    )
+    recipe = _recipe(ctx, _objective(ctx, net, splits))
+    train_anytime(
+        ctx, net, splits, recipe, _about(ctx, net), policy=parameters["policy"],
+        weights=asked_file(parameters["weights"], _HERE), settle=_settling(ctx, net, splits),
+    )  # fmt: skip
+
+
+def _objective(ctx: RowContext, net: IResNeXt, splits: Splits) -> Objective:
+    if ctx.parameters["objective"] == "all":
+        return ExitLosses(net.exits)
+    updates = math.ceil(len(splits.training) / ctx.parameters["batch_size"])
+    return Sandwich(ctx.seed, updates, ctx.device)
+
+
+def _recipe(ctx: RowContext, objective: Objective) -> training.Recipe:
+    parameters = ctx.parameters
+    epochs, rate = parameters["epochs"], parameters["lr"]
+    return training.Recipe(
+        epochs=epochs,
+        batch_size=parameters["batch_size"],
+        precision=parameters["precision"],
+        schedule=MultiStep(rate, milestones(epochs, (0.5, 0.75))),
+        optimizer=functools.partial(
+            SGD,
+            rate=rate,
+            momentum=parameters["momentum"],
+            weight_decay=parameters["weight_decay"],
+        ),
+        graphs=parameters["graphs"],
+        test_batch_size=_TEST_BATCH,
+        # Statistics that are taken anew belong to the weights: they are saved after that.
+        save_weights=parameters["save_weights"] and parameters["objective"] == "all",
+        objective=objective,
+    )
+
+
+def _settling(ctx: RowContext, net: IResNeXt, splits: Splits) -> Optional[Callable[[], None]]:
+    """What comes between the training by the sandwich rule and the answers; None by the other."""
+    if ctx.parameters["objective"] == "all":
+        return None
+
+    def settle() -> None:
+        taken = recalibrate(
+            net,
+            splits.training,
+            precision.enter(ctx.parameters["precision"], ctx.device),
+            images=ctx.parameters["recalibration"],
+            batch_size=ctx.parameters["batch_size"],
+            seed=ctx.seed,
+        )
+        ctx.fact("recalibration_images", taken)
+        if ctx.parameters["save_weights"]:
+            checkpoint.write_weights(ctx.side_file("weights.pt"), net)
+
+    return settle
+
+
+def _about(ctx: RowContext, net: IResNeXt) -> About:
+    width, blocks = ctx.parameters["width"], ctx.parameters["blocks"]
+    words = [ctx.parameters["variant"], ctx.parameters["objective"], f"{blocks} blocks"]
+    words += [] if width == 1 else [f"twin of width {width:g}"]
+    variant = ", ".join(words)
+    ctx.fact("variant", variant)
+    names = tuple(f"{number} of {net.exits} branches" for number in range(1, net.exits + 1))
+    return About("iresnext", variant, exit_names=names)

@@ -1,0 +1,138 @@
+"""One row of `nested-osgd`: a network of several exits, trained by one way to combine losses."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, Mapping, Tuple
+
+from narrowgauge_contract.errors import BadValueError
+from narrowgauge_lab import training
+from narrowgauge_lab.anytime.feeds import Splits, make_splits
+from narrowgauge_lab.anytime.gradients import Combination, Orthogonalised, PCGrad, Sum, Weighted
+from narrowgauge_lab.anytime.objective import ExitLosses
+from narrowgauge_lab.anytime.training import train_anytime
+from narrowgauge_lab.augment import Augmentation
+from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.optim import SGD
+from narrowgauge_lab.schedule import MultiStep, milestones
+from narrowgauge_lab.shared_weights import asked_file
+
+from .networks import make
+
+__all__ = ["combination", "run"]
+
+_SYNTHETIC = {"channels": 3, "size": 32, "classes": 10, "train": 600, "test": 200}
+#: Where the rate falls to a tenth, as shares of the epochs. The notes' log shows three such drops.
+_STEPS = (0.5, 0.75, 0.9)
+
+
+def run(ctx: RowContext) -> None:
+    """Train as `ctx.parameters` say and score every exit."""
+    parameters = ctx.parameters
+    splits = _splits(ctx)
+    training.seed_everything(ctx.seed)
+    net, about = make(parameters, len(splits.classes))
+    ctx.fact("variant", about.variant)
+    ctx.fact("exits", net.exits)
+    way = combination(parameters, net.exits)
+    if parameters["optimizer"] == "osgd":
+        ctx.fact("reconstruction", "Gram and Schmidt's process; the paper's text was not to be had")
+    objective = ExitLosses(net.exits, way, parameters["cosine_images"])
+    net.to(ctx.device)
+    train_anytime(
+        ctx, net, splits, _recipe(parameters, objective), about,
+        weights=asked_file(parameters["weights"], Path(__file__).parent),
+        policy=parameters["policy"],
+    )  # fmt: skip
+
+
+def combination(parameters: Mapping[str, Any], exits: int) -> Combination:
+    """What `optimizer` and its options ask for. Raises BadValueError for options that do nothing
+    there, and for weights that are not one for each exit."""
+    name = parameters["optimizer"]
+    _require_used(parameters)
+    per_tensor = parameters["projection"] == "tensor"
+    momentum = parameters["momentum"] if parameters["project"] == "momentum" else None
+    if name == "weighted":
+        found: Combination = Weighted(_weights(parameters["loss_weights"], exits))
+        found.weights(exits)
+        return found
+    if name == "pcgrad":
+        return PCGrad(per_tensor, momentum)
+    if name == "osgd":
+        return Orthogonalised(
+            per_tensor,
+            momentum,
+            negative_only=parameters["negative_only"],
+            rescale=parameters["rescale"],
+            last_first=parameters["priority"] == "last",
+        )
+    return Sum()
+
+
+#: Options by the ways that have them, and what leaves them out.
+_OPTIONS = {
+    "projection": (("pcgrad", "osgd"), "global"),
+    "project": (("pcgrad", "osgd"), "gradient"),
+    "negative_only": (("osgd",), False),
+    "rescale": (("osgd",), False),
+    "priority": (("osgd",), "first"),
+    "loss_weights": (("weighted",), ""),
+}
+
+
+def _require_used(parameters: Mapping[str, Any]) -> None:
+    """Or a row would say that it varied what it did not."""
+    for option, (ways, unset) in _OPTIONS.items():
+        if parameters["optimizer"] not in ways and parameters[option] != unset:
+            raise BadValueError(
+                f"{option}={parameters[option]} does nothing with "
+                f"optimizer={parameters['optimizer']}",
+                why=f"only {' and '.join(ways)} take it",
+                next_step=f"-p optimizer={','.join(ways)} or leave {option} out",
+            )
+
+
+def _weights(text: str, exits: int) -> Tuple[float, ...]:
+    if not text:
+        return tuple((exits - number) / exits for number in range(exits))
+    try:
+        return tuple(float(each) for each in text.split(","))
+    except ValueError as error:
+        raise BadValueError(
+            f"loss_weights '{text}' are no numbers", next_step="for example: 1,0.75,0.5,0.25"
+        ) from error
+
+
+def _splits(ctx: RowContext) -> Splits:
+    parameters = ctx.parameters
+    name = parameters["data"]
+    data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
+    return make_splits(
+        data,
+        ctx.device,
+        validation=parameters["validation"],
+        train_limit=parameters["train_limit"],
+        test_limit=parameters["test_limit"],
+        augmentation=Augmentation(padding=4, flip=True),
+    )
+
+
+def _recipe(parameters: Mapping[str, Any], objective: ExitLosses) -> training.Recipe:
+    epochs, rate = parameters["epochs"], parameters["lr"]
+    return training.Recipe(
+        epochs=epochs,
+        batch_size=parameters["batch_size"],
+        precision=parameters["precision"],
+        schedule=MultiStep(rate, milestones(epochs, _STEPS)),
+        optimizer=functools.partial(
+            SGD,
+            rate=rate,
+            momentum=parameters["momentum"],
+            weight_decay=parameters["weight_decay"],
+        ),
+        graphs=parameters["graphs"],
+        save_weights=parameters["save_weights"],
+        objective=objective,
+    )

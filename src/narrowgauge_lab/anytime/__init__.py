@@ -1,0 +1,1 @@
+"""Networks that answer more than once: their one interface, its drivers, and the systems."""

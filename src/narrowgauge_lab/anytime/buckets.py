@@ -1,0 +1,175 @@
+"""Compaction on a GPU without its launches: stages captured for a ladder of batch sizes.
+
+Launch by launch, what a batch of 256 saves by getting smaller is less than what the host needs to
+launch a stage of a small network. So each stage is captured for eighths of the batch; the device
+packs who goes on to the front of the next stage's input, and the host reads how many they are and
+replays the smallest size that holds them. Rows beyond are computed and go nowhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import List, Tuple
+
+import torch
+
+from narrowgauge_contract.errors import BadValueError, NotApplicableError
+from narrowgauge_lab import torch_compat
+from narrowgauge_lab.anytime.adaptive import Adaptive, require_eval, stage_macs
+from narrowgauge_lab.anytime.costs import ExitCosts
+from narrowgauge_lab.anytime.network import AnytimeNetwork, State
+from narrowgauge_lab.anytime.policies import Memory, Policy
+from narrowgauge_lab.graphs import capture_or_say
+
+__all__ = ["BucketedExits", "Packed", "ladder"]
+
+_STEPS = 8
+_WARM_UP = 2
+
+
+def ladder(batch: int, steps: int = _STEPS) -> Tuple[int, ...]:
+    """Ascending sizes, the last of which is the batch: its eighths, rounded up."""
+    return tuple(sorted({-(-batch * step // steps) for step in range(1, steps + 1)}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """What a stage starts from: of who comes, in front, the `state` and the policy's `memory`, and
+    where in the batch they stand, `rest` int64. All have one row more than the batch, where what
+    goes nowhere is written; `rest` says that row for rows that nobody has."""
+
+    state: State
+    memory: State
+    rest: torch.Tensor
+
+    def first(self, size: int) -> Packed:
+        """Views of the front rows."""
+        cut = tuple(part[:size] for part in self.state), tuple(part[:size] for part in self.memory)
+        return Packed(cut[0], cut[1], self.rest[:size])
+
+    def fill(self, state: State, memory: State, rest: torch.Tensor, onward: torch.Tensor) -> None:
+        """Take over those rows for which `onward` [n] is true, in order, in front."""
+        nowhere = self.rest.shape[0] - 1
+        place = onward.cumsum(0) - 1
+        place = torch.where(onward, place, torch.full_like(place, nowhere))
+        self.rest.fill_(nowhere)
+        for mine, theirs in zip(self.state + self.memory, state + memory):
+            mine.index_copy_(0, place, theirs)
+        self.rest.index_copy_(0, place, rest)
+        self.rest[nowhere:].fill_(nowhere)
+
+
+# unverified: compaction by captured batch sizes | no GPU here | nox -s gpu on one
+class BucketedExits:
+    """A pass with compaction, by captured stages. Raises what CapturedStages raises.
+
+    A call answers in tensors that the next call overwrites.
+    """
+
+    description = "compaction by captured batch sizes, one host read for each exit"
+
+    def __init__(
+        self, net: AnytimeNetwork, images: torch.Tensor, policy: Policy, costs: ExitCosts
+    ) -> None:
+        require_eval(net)
+        if not torch_compat.graphs_available(images.device):
+            raise NotApplicableError(
+                "stages cannot be captured here",
+                why=f"no CUDA graphs on {images.device} with this torch",
+                next_step="a GPU, and torch 1.10 or later",
+            )
+        self._net, self._policy, self._costs = net, policy.for_exits(net.exits), costs
+        device, self._batch = images.device, images.shape[0]
+        rows = self._batch + 1
+        self._images = images.clone()
+        self._exits = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._macs = torch.zeros(rows, dtype=torch.float64, device=device)
+        self._count = torch.zeros((), dtype=torch.int64, device=device)
+        self.sizes = ladder(self._batch)
+        with torch.no_grad():
+            self._inputs, self._logits = self._buffers()
+            self._graphs = self._captured(torch.cuda.Stream(device))
+
+    def __call__(self, images: torch.Tensor) -> Adaptive:
+        """Of a batch as large as the one that was captured; else BadValueError."""
+        if images.shape != self._images.shape:
+            raise BadValueError(
+                f"images {tuple(images.shape)} for a pass captured with "
+                f"{tuple(self._images.shape)}",
+                next_step="capture one for this batch too",
+            )
+        self._images.copy_(images)
+        self._macs.zero_()
+        coming = self._batch
+        for number, graphs in enumerate(self._graphs):
+            place = next(place for place, size in enumerate(self.sizes) if size >= coming)
+            graphs[place if number else 0].replay()
+            if number == len(self._graphs) - 1:
+                break
+            coming = int(self._count.item())
+            if not coming:
+                break
+        batch = self._batch
+        return Adaptive(self._logits[:batch], self._exits[:batch], self._macs[:batch])
+
+    def _buffers(self) -> Tuple[List[Packed], torch.Tensor]:
+        """Input of each stage, as large as it can be, and of the logits, by a pass of all."""
+        rest = torch.arange(self._batch + 1, device=self._images.device)
+        state, memory = self._net.begin(self._images), Memory()
+        inputs = [Packed(state, (), rest)]
+        logits = torch.empty(0)
+        for number in range(self._net.exits):
+            answer = self._net.advance(number, state)
+            state = answer.state
+            if number < self._net.exits - 1:
+                self._policy.leaves(number, answer.logits, memory)
+                more = tuple(map(_one_more, state)), tuple(map(_one_more, memory.parts))
+                inputs.append(Packed(more[0], more[1], rest.clone()))
+            logits = answer.logits
+        return inputs, _one_more(logits)
+
+    def _captured(self, stream: torch.cuda.Stream) -> List[List[torch.cuda.CUDAGraph]]:
+        """By stage and size; the first stage always has the whole batch."""
+        pool = torch.cuda.graph_pool_handle()
+        made: List[List[torch.cuda.CUDAGraph]] = []
+        for number in range(self._net.exits):
+            made.append([])
+            for size in self.sizes if number else self.sizes[-1:]:
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    for _ in range(_WARM_UP):
+                        self._stage(number, size)
+                torch.cuda.current_stream().wait_stream(stream)
+                graph = torch.cuda.CUDAGraph()
+                said = capture_or_say(
+                    f"stage {number} of the network for {size} images",
+                    "adaptive() captures nothing",
+                )
+                with said, torch.cuda.graph(graph, pool=pool, stream=stream):
+                    self._stage(number, size)
+                made[-1].append(graph)
+        return made
+
+    def _stage(self, number: int, size: int) -> None:
+        """From this stage's input to the next one's."""
+        if number == 0:
+            given = Packed(self._net.begin(self._images), (), self._inputs[0].rest[:size])
+        else:
+            given = self._inputs[number].first(size)
+        answer = self._net.advance(number, given.state)
+        self._logits.index_copy_(0, given.rest, answer.logits)
+        self._exits.index_fill_(0, given.rest, number)
+        self._macs.index_add_(0, given.rest, stage_macs(self._costs, number, answer))
+        if number == self._net.exits - 1:
+            return
+        memory = Memory()
+        memory.parts = given.memory
+        leaves = self._policy.leaves(number, answer.logits, memory)
+        onward = leaves.logical_not() & (given.rest < self._batch)
+        self._inputs[number + 1].fill(answer.state, memory.parts, given.rest, onward)
+        self._count.copy_(onward.sum())
+
+
+def _one_more(part: torch.Tensor) -> torch.Tensor:
+    """Zeros like `part` [B, …] with a row more, in the same order in memory."""
+    return torch.cat([part, part[:1]]).zero_()

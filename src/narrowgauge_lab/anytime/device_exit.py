@@ -1,0 +1,206 @@
+"""The decision to leave, without asking the host: for one image, or a whole batch of one size.
+
+Stages are captured once, with the policy inside them. Then either the device itself goes from one
+to the next or stops, by conditional graph nodes; or the host reads one flag after each, which is
+the fallback, and the way it is compared with. All of a batch goes on while anybody does; each
+sample keeps the answer of the exit at which it would have left.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Tuple, Union
+
+import torch
+
+from narrowgauge_contract.errors import BadValueError, NotApplicableError
+from narrowgauge_kernels.errors import KernelsError
+from narrowgauge_lab import torch_compat
+from narrowgauge_lab.anytime.adaptive import Adaptive, adaptive, require_eval, stage_macs
+from narrowgauge_lab.anytime.conditional import Chain, DriverGraphs, why_not
+from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
+from narrowgauge_lab.anytime.network import AnytimeNetwork, State
+from narrowgauge_lab.anytime.policies import Memory, Policy
+from narrowgauge_lab.graphs import CaptureError, capture_or_say
+
+__all__ = [
+    "CapturedStages", "ConditionalExits", "EagerExits", "Exits", "SteppedExits", "all_stages",
+    "make_exits",
+]  # fmt: skip
+
+#: Passes before the capture: libraries choose algorithms and make workspaces.
+_WARM_UP = 3
+
+
+# unverified: stages of a network with their policy captured | no GPU here | nox -s gpu on one
+class CapturedStages:
+    """The stages of a network in eval mode, each in a CUDA graph, for batches like `images`.
+
+    What they leave is in `logits`, `exits`, `macs` (see Adaptive) and `flag`, a bool: whether
+    anybody goes on. Raises CaptureError for a network that does what cannot be captured, and
+    NotApplicableError where there are no CUDA graphs.
+    """
+
+    def __init__(
+        self, net: AnytimeNetwork, images: torch.Tensor, policy: Policy, costs: ExitCosts
+    ) -> None:
+        require_eval(net)
+        if not torch_compat.graphs_available(images.device):
+            raise NotApplicableError(
+                "stages cannot be captured here",
+                why=f"no CUDA graphs on {images.device} with this torch",
+                next_step="a GPU, and torch 1.10 or later",
+            )
+        self._net, self._policy, self._costs = net, policy.for_exits(net.exits), costs
+        device, batch = images.device, images.shape[0]
+        self.images = images.clone()
+        self.exits = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.macs = torch.zeros(batch, dtype=torch.float64, device=device)
+        self.flag = torch.ones((), dtype=torch.bool, device=device)
+        self._undecided = torch.ones(batch, dtype=torch.bool, device=device)
+        with torch.no_grad():
+            self.logits = torch.zeros_like(net.advance(0, net.begin(self.images)).logits)
+            self.graphs = self._captured(torch.cuda.Stream(device))
+
+    def load(self, images: torch.Tensor) -> None:
+        """What the next run works on. Raises BadValueError for images of another shape."""
+        if images.shape != self.images.shape:
+            raise BadValueError(
+                f"images {tuple(images.shape)} for stages captured with {tuple(self.images.shape)}",
+                next_step="capture them for this batch too",
+            )
+        self.images.copy_(images)
+
+    @property
+    def answer(self) -> Adaptive:
+        """The last run's, in tensors that the next one overwrites."""
+        return Adaptive(self.logits, self.exits, self.macs)
+
+    def _captured(self, stream: torch.cuda.Stream) -> Tuple[torch.cuda.CUDAGraph, ...]:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                state, memory = self._net.begin(self.images), Memory()
+                for number in range(self._net.exits):
+                    state = self._stage(number, state, memory)
+        torch.cuda.current_stream().wait_stream(stream)
+        # One pool: they are only ever run in this order, so each may use what those before it
+        # have let go of.
+        pool = torch.cuda.graph_pool_handle()
+        state, memory = self._net.begin(self.images), Memory()
+        made: List[torch.cuda.CUDAGraph] = []
+        for number in range(self._net.exits):
+            graph = _new_graph()
+            way_out = "the passes run without graphs: device_exit.EagerExits"
+            said = capture_or_say(f"stage {number} of the network", way_out)
+            with said, torch.cuda.graph(graph, pool=pool, stream=stream):
+                state = self._stage(number, state, memory)
+            made.append(graph)
+        return tuple(made)
+
+    def _stage(self, number: int, state: State, memory: Memory) -> State:
+        """Everything in place: a captured stage has no other way to leave anything."""
+        answer = self._net.advance(number, state)
+        if number == 0:
+            self._undecided.fill_(True)
+            self.macs.zero_()
+        here = self._undecided
+        self.logits.copy_(torch.where(here.unsqueeze(1), answer.logits, self.logits))
+        self.exits.masked_fill_(here, number)
+        self.macs.add_(stage_macs(self._costs, number, answer) * here)
+        if number < self._net.exits - 1:
+            leaves = self._policy.leaves(number, answer.logits, memory)
+            here.logical_and_(leaves.logical_not())
+            self.flag.copy_(here.any())
+        return answer.state
+
+
+class ConditionalExits:
+    """The device decides. Raises NotApplicableError, saying why, where it cannot."""
+
+    description = "conditional graph node"
+
+    def __init__(self, stages: CapturedStages) -> None:
+        device = stages.images.device
+        lacking = why_not(device)
+        if lacking:
+            raise NotApplicableError("no conditional graph nodes here", why=lacking)
+        self._stages = stages
+        self._chain = Chain(DriverGraphs(device), stages.graphs, stages.flag)
+
+    def __call__(self, images: torch.Tensor) -> Adaptive:
+        """In tensors that the next call overwrites; nothing is waited for."""
+        self._stages.load(images)
+        self._chain.launch()
+        return self._stages.answer
+
+
+class SteppedExits:
+    """The host reads the flag after each stage but the last."""
+
+    def __init__(self, stages: CapturedStages, why: str = "") -> None:
+        self.description = "host read between captured stages" + (f": {why}" if why else "")
+        self._stages = stages
+
+    def __call__(self, images: torch.Tensor) -> Adaptive:
+        """In tensors that the next call overwrites."""
+        stages = self._stages
+        stages.load(images)
+        last = len(stages.graphs) - 1
+        for number, graph in enumerate(stages.graphs):
+            graph.replay()
+            if number < last and not stages.flag.item():
+                break
+        return stages.answer
+
+
+class EagerExits:
+    """`adaptive`, with its compaction; takes batches of any size."""
+
+    def __init__(
+        self, net: AnytimeNetwork, policy: Policy, costs: ExitCosts, why: str = ""
+    ) -> None:
+        self.description = "host read of who goes on, launch by launch" + (
+            f": {why}" if why else ""
+        )
+        self._net, self._policy, self._costs = net, policy, costs
+
+    def __call__(self, images: torch.Tensor) -> Adaptive:
+        """See `adaptive`."""
+        return adaptive(self._net, images, self._policy, self._costs)
+
+
+Exits = Union[ConditionalExits, SteppedExits, EagerExits]
+
+
+def make_exits(net: AnytimeNetwork, images: torch.Tensor, policy: Policy) -> Exits:
+    """The fastest way to leave early that works here for batches like `images`, at least one.
+
+    Its `description` says which it is and, where it is not the conditional node, why: what a record
+    has to name. Raises BadValueError for a policy that does not fit the network, no images, and a
+    network in training mode.
+    """
+    require_eval(net)
+    fitted = policy.for_exits(net.exits)
+    costs = exit_costs(net, images[:1])
+    if images.device.type != "cuda":
+        return EagerExits(net, fitted, costs, f"the {images.device.type} is the host")
+    try:
+        stages = CapturedStages(net, images, fitted, costs)
+    except (CaptureError, NotApplicableError) as error:
+        return EagerExits(net, fitted, costs, f"{error.what}: {error.why}")
+    try:
+        return ConditionalExits(stages)
+    except (KernelsError, NotApplicableError) as error:
+        return SteppedExits(stages, f"{error.what}: {error.why}")
+
+
+def all_stages(stages: CapturedStages) -> Chain:
+    """The same captured work with no decision between: what a decision's own time is over."""
+    return Chain(DriverGraphs(stages.images.device), stages.graphs, None)
+
+
+def _new_graph() -> Any:
+    """One that can be handed out after its capture, where torch can (2.8)."""
+    if hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
+        return torch.cuda.CUDAGraph(keep_graph=True)
+    return torch.cuda.CUDAGraph()

@@ -1,0 +1,150 @@
+"""What every exit says of every validation and test image, and what that costs: `logits.npz`."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import List, Optional, Tuple
+
+import numpy as np
+import torch
+
+from narrowgauge_lab import torch_compat
+from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
+from narrowgauge_lab.anytime.feeds import Splits
+from narrowgauge_lab.anytime.network import AnytimeNetwork
+from narrowgauge_lab.augment import Feed
+from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.evalmode import in_eval_mode
+from narrowgauge_lab.precision import Mode
+from narrowgauge_scores.side_file import LOGITS_FILE, RunLogits, Split, write_logits
+
+__all__ = ["About", "answers", "latencies", "write"]
+
+_WARM_UP = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What a reader of the file has to know: `family` is the system (`branchynet`), `variant` which
+    one of it, with all that makes it another (`b-lenet`, `width 1/4`). `base_accuracy` [%] and
+    `base_macs` are of the plain network that it is judged against, where there is one."""
+
+    family: str
+    variant: str
+    exit_names: Tuple[str, ...] = ()
+    base_accuracy: Optional[float] = None
+    base_macs: Optional[int] = None
+
+
+def write(
+    ctx: RowContext,
+    net: AnytimeNetwork,
+    splits: Splits,
+    about: About,
+    mode: Mode,
+    *,
+    batch_size: int = 1000,
+    passes: int = 30,
+) -> RunLogits:
+    """Write the row's `logits.npz` and return what is in it: logits float32, costs, and what each
+    exit took for one image, `passes` times (0: not measured).
+
+    Raises BadValueError where a logit is not finite, and what `exit_costs` raises.
+    """
+    image, _ = splits.test.batch(torch.zeros(1, dtype=torch.int64, device=mode.device))
+    costs = exit_costs(net, image)
+    run = RunLogits(
+        family=about.family,
+        variant=about.variant,
+        data=splits.data,
+        seed=ctx.seed,
+        test=answers(net, splits.test, splits.test_samples, costs, mode, batch_size),
+        cumulative_macs=np.array(costs.cumulative, dtype=np.int64),
+        direct_macs=np.array(costs.direct, dtype=np.int64),
+        exit_names=about.exit_names,
+        val=answers(net, splits.validation, splits.validation_samples, costs, mode, batch_size),
+        latency=latencies(net, image, mode, passes) if passes else None,
+        device=_device_name(mode.device),
+        synthetic=splits.data == "synthetic",
+        base_accuracy=about.base_accuracy,
+        base_macs=about.base_macs,
+    )
+    write_logits(ctx.side_file(LOGITS_FILE), run)
+    return run
+
+
+def answers(
+    net: AnytimeNetwork,
+    feed: Feed,
+    samples: np.ndarray,
+    costs: ExitCosts,
+    mode: Mode,
+    batch_size: int,
+) -> Split:
+    """What the exits say of a feed's images, in eval mode and in the row's precision. Costs per
+    image are there where a stage's work depends on the image."""
+    parts: List[torch.Tensor] = []
+    spent: List[torch.Tensor] = []
+    depends = False
+    with in_eval_mode(net), torch_compat.inference_mode():
+        for indices in torch.arange(len(feed), device=mode.device).split(batch_size):
+            images, _ = feed.batch(indices)
+            logits, macs, differs = _pass(net, images, costs, mode)
+            parts.append(logits)
+            spent.append(macs)
+            depends = depends or differs
+    return Split(
+        logits=torch.cat(parts, 1).numpy(),
+        labels=feed.labels.cpu().numpy().astype(np.int64),
+        samples=np.asarray(samples, dtype=np.int64),
+        macs=torch.cat(spent, 1).numpy() if depends else None,
+    )
+
+
+def _pass(
+    net: AnytimeNetwork, images: torch.Tensor, costs: ExitCosts, mode: Mode
+) -> Tuple[torch.Tensor, torch.Tensor, bool]:
+    """Logits float32 [exits, B, classes], cumulative MACs float64 [exits, B], and whether they
+    depend on the image."""
+    state = net.begin(images)
+    logits: List[torch.Tensor] = []
+    macs: List[torch.Tensor] = []
+    depends = False
+    for number, stage in enumerate(costs.stages):
+        with mode.autocast():
+            answer = net.advance(number, state)
+        state = answer.state
+        logits.append(answer.logits.float().cpu())
+        alike = torch.full((len(images),), float(stage), dtype=torch.float64)
+        depends = depends or answer.macs is not None
+        macs.append(alike if answer.macs is None else answer.macs.double().cpu())
+    return torch.stack(logits), torch.stack(macs).cumsum(0), depends
+
+
+def latencies(net: AnytimeNetwork, image: torch.Tensor, mode: Mode, passes: int) -> np.ndarray:
+    """Seconds from the start to the answer of each exit, one stage after another on one batch, in
+    so many passes: float64 [exits, passes]. A GPU is waited for at each exit: an answer has to be
+    there."""
+    taken = np.zeros((net.exits, passes))
+    with in_eval_mode(net), torch_compat.inference_mode():
+        for number in range(-_WARM_UP, passes):
+            _wait(mode.device)
+            began = time.perf_counter()
+            state = net.begin(image)
+            for stage in range(net.exits):
+                with mode.autocast():
+                    state = net.advance(stage, state).state
+                _wait(mode.device)
+                if number >= 0:
+                    taken[stage, number] = time.perf_counter() - began
+    return taken
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,0 +1,96 @@
+"""The one interface of networks that answer more than once.
+
+A network is cut into stages: stage k takes the state that the stages before have left and gives a
+better answer, logits at exit k. Between two stages all there is is the state, tensors whose first
+dimension is the batch; so whoever drives a network may stop, go on with some of the samples, or
+look at a clock, without knowing the network. Training, `adaptive` and `deadline` are such drivers.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import List, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from narrowgauge_contract.errors import BadValueError
+
+__all__ = ["Answer", "AnytimeNetwork", "State", "last_logits", "select"]
+
+#: What a stage leaves for the next: tensors with the batch in their first dimension.
+State = Tuple[torch.Tensor, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a stage gives. `logits` [B, classes]; `macs`: float64 [B] where the work of this stage
+    depends on the sample (spatially adaptive depth), else None and the count of the shapes holds.
+    """
+
+    logits: torch.Tensor
+    state: State
+    macs: Optional[torch.Tensor] = None
+
+
+class AnytimeNetwork(nn.Module, abc.ABC):
+    """A network with `exits` answers, each of which costs what is done up to it.
+
+    Subclasses give `begin` and `advance`, set `exits` and `classes`, and may override `until` where
+    an answer can be had without the heads (or slices) before it, as by default.
+    """
+
+    #: How many answers there are, at least 1.
+    exits: int
+    #: How many classes logits have.
+    classes: int
+
+    def begin(self, images: torch.Tensor) -> State:
+        """The state before the first stage, of images [B, C, H, W]. Does no counted work."""
+        return (images,)
+
+    @abc.abstractmethod
+    def advance(self, exit: int, state: State, head: bool = True) -> Answer:
+        """Stage `exit` (from 0) on the state that stage `exit` - 1 left. Without `head` its
+        classifier is left out and the logits are empty [B, 0]: only the state goes on."""
+
+    def forward(self, images: torch.Tensor) -> List[torch.Tensor]:
+        """The logits of all exits, each [B, classes], first exit first."""
+        state, answers = self.begin(images), []
+        for number in range(self.exits):
+            answer = self.advance(number, state)
+            answers.append(answer.logits)
+            state = answer.state
+        return answers
+
+    def forward_until(self, exit: int, images: torch.Tensor) -> torch.Tensor:
+        """The logits [B, classes] of one exit, without the heads before it.
+
+        Raises BadValueError for an exit that there is not.
+        """
+        self.require_exit(exit)
+        state = self.begin(images)
+        for number in range(exit):
+            state = self.advance(number, state, head=False).state
+        return self.advance(exit, state).logits
+
+    def require_exit(self, exit: int) -> None:
+        """Raises BadValueError for an exit that there is not."""
+        if not 0 <= exit < self.exits:
+            raise BadValueError(
+                f"there is no exit {exit}",
+                why=f"this network has {self.exits}, counted from 0",
+                next_step=f"take one of 0 to {self.exits - 1}",
+            )
+
+
+def select(state: State, samples: torch.Tensor) -> State:
+    """The state of some samples: int64 indices [n] into the batch. This is the compaction: what
+    does not go on is no longer computed, not masked."""
+    return tuple(part.index_select(0, samples) for part in state)
+
+
+def last_logits(answers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The best answer of a network's forward."""
+    return answers[-1]

@@ -1,0 +1,105 @@
+"""Where a trained network is operated: thresholds fitted on its validation split, those that a
+paper gives, and those that a row was asked for, each scored on the test split."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import List, Tuple
+
+from narrowgauge_contract.errors import BadValueError
+from narrowgauge_lab.anytime.costs import ExitCosts
+from narrowgauge_lab.anytime.policies import parse
+from narrowgauge_lab.anytime.thresholds import (
+    LabelledLogits,
+    OperatingPoint,
+    choose,
+    fit,
+    score,
+)
+from narrowgauge_lab.context import RowContext
+from narrowgauge_scores.side_file import RunLogits, Split
+
+__all__ = ["FITTED", "PAPER", "Operation", "operate", "require_policy"]
+
+#: What the parameter `policy` may say beside a policy: the fitted one, or the paper's.
+FITTED, PAPER = "fitted", "paper"
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """The policy of the row, as `policies.parse` reads it, and the test split under it; `front`:
+    the test split under every policy that the fit kept, cheapest on the validation split first."""
+
+    policy: str
+    point: OperatingPoint
+    front: Tuple[OperatingPoint, ...]
+
+
+def require_policy(asked: str, exits: int) -> None:
+    """Raises what `policies.parse` raises for what the parameter `policy` cannot be, before
+    anything is trained for it."""
+    if asked not in (FITTED, PAPER):
+        parse(asked, exits)
+
+
+def operate(
+    ctx: RowContext, run: RunLogits, *, asked: str, paper: str, kind: str, lose: float
+) -> Operation:
+    """Fit thresholds of a `kind` of policy by the grid on the validation split, and choose the
+    cheapest that lose at most `lose` points of accuracy there; score these, the `paper`'s and the
+    `asked` ones (FITTED, PAPER, or a policy) on the test split, once each.
+
+    Records `adaptive_accuracy`, `mean_macs`, `exit<k>_share` and `macs_gain` of the row's policy;
+    `fitted_…` and `paper_accuracy`, `…_macs` and `…_exit<k>_share` of those two; `front_accuracy`
+    and `front_macs` of all that the fit kept; and facts with the policies. `macs_gain` is against
+    the whole network without its other heads. Raises BadValueError for a run without a validation
+    split.
+    """
+    costs = ExitCosts(tuple(run.cumulative_macs.tolist()), tuple(run.direct_macs.tolist()), (), ())
+    test = _labelled("test", run.test)
+    if run.val is None:
+        raise BadValueError(
+            "there is no validation split to fit thresholds on",
+            why="the run's logits are of its test split alone",
+        )
+    kept = fit(_labelled("validation", run.val), costs, kind, "grid")
+    fitted = choose(kept, lose)
+
+    def tested(policy: str) -> OperatingPoint:
+        return score(parse(policy, run.exits), test, costs)
+
+    front = tuple(tested(each.policy) for each in kept)
+    _record_front(ctx, kept, front)
+    for name, policy in ((FITTED, fitted.policy), (PAPER, paper)):
+        point = tested(policy)
+        ctx.fact(f"{name}_policy", policy)
+        ctx.metric(f"{name}_accuracy", point.accuracy, unit="%", source="computed")
+        ctx.metric(f"{name}_macs", point.macs, unit="MAC", source="computed")
+        for number, share in enumerate(point.shares):
+            ctx.metric(f"{name}_exit{number}_share", 100.0 * share, unit="%", source="computed")
+    policy = {FITTED: fitted.policy, PAPER: paper}.get(asked, asked)
+    point = tested(policy)
+    ctx.fact("policy_ran", policy)
+    ctx.metric("adaptive_accuracy", point.accuracy, unit="%", source="computed")
+    ctx.metric("mean_macs", point.macs, unit="MAC", source="computed")
+    for number, share in enumerate(point.shares):
+        ctx.metric(f"exit{number}_share", 100.0 * share, unit="%", source="computed")
+    ctx.metric("macs_gain", costs.direct[-1] / point.macs, unit="1", source="computed")
+    return Operation(policy, point, front)
+
+
+def _record_front(
+    ctx: RowContext, kept: List[OperatingPoint], front: Tuple[OperatingPoint, ...]
+) -> None:
+    index = "operating point"
+    for name, values, unit in (
+        ("front_validation_accuracy", [point.accuracy for point in kept], "%"),
+        ("front_accuracy", [point.accuracy for point in front], "%"),
+        ("front_macs", [point.macs for point in front], "MAC"),
+    ):
+        ctx.metric(name, values, unit=unit, source="computed", index=index)
+    ctx.fact("front_policies", [point.policy for point in kept])
+
+
+def _labelled(name: str, split: Split) -> LabelledLogits:
+    return LabelledLogits(name, split.logits, split.labels, split.macs)

@@ -1,0 +1,121 @@
+"""One update of a network of several exits: as `stepping`, with the losses of an `Objective`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Dict, Optional, Tuple
+
+import torch
+
+from narrowgauge_lab import precision
+from narrowgauge_lab.anytime.gradients import PerExit, cosines
+from narrowgauge_lab.anytime.objective import Losses, Objective, cosine_names
+from narrowgauge_lab.augment import Feed
+from narrowgauge_lab.distributed import Group
+from narrowgauge_lab.evalmode import in_eval_mode
+from narrowgauge_lab.optim import FlatOptimizer
+from narrowgauge_lab.stepping import Stepper
+
+__all__ = ["ExitStepper"]
+
+
+class ExitStepper(Stepper):
+    """Updates by the losses of `objective`, which `optimizer` is made for, and sums them by exit.
+
+    Processes exchange the gradient of each exit where they are combined by more than their sum: the
+    projection is of the gradients of the whole batch.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: FlatOptimizer,
+        training_set: Feed,
+        mode: precision.Mode,
+        group: Group,
+        batch_size: int,
+        graphs: str,
+        objective: Objective,
+    ) -> None:
+        self.objective = objective
+        #: Over the epoch: loss · images of each exit, images of each exit, extra loss · images.
+        self.sums = torch.zeros(2 * objective.exits + 1, dtype=torch.float64, device=mode.device)
+        super().__init__(
+            model, optimizer, training_set, mode, group, batch_size, graphs,
+            uncapturable=objective.uncapturable,
+        )  # fmt: skip
+
+    def begin(self) -> None:
+        super().begin()
+        self.sums.zero_()
+
+    def losses(self, images: torch.Tensor, labels: torch.Tensor) -> Losses:
+        """Of a batch, in the row's precision."""
+        with self.mode.autocast():
+            return self.objective.losses(self.model, images, labels)
+
+    def loss(self, indices: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        images, labels = self.training_set.batch(indices)
+        found = self.losses(images, labels)
+        return found.total(self.objective.weights), found.logits, labels
+
+    def _gradients(self, indices: torch.Tensor) -> None:
+        images, labels = self.training_set.batch(indices)
+        found = self.losses(images, labels)
+        total = found.total(self.objective.weights)
+        if isinstance(self.optimizer, PerExit):
+            each = [self._ready(loss) for loss in found.per_exit]
+            self.optimizer.differentiate_each(each, self._ready(found.extra))
+        else:
+            ready = self._ready(total)
+            assert ready is not None
+            self.optimizer.differentiate_partly(ready)
+        correct = (found.logits.detach().argmax(1) == labels).sum()
+        count = len(labels)
+        self.totals.add_(torch.stack((total.detach().double() * count, correct.double())))
+        self.sums.add_(self._summed(found, count))
+
+    def _ready(self, loss: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+        """To be differentiated: this process's part of the whole loss, scaled where losses are."""
+        if loss is None:
+            return None
+        part = loss if self.group.size == 1 else loss * self._part
+        return part if self.loss_scale is None else self.loss_scale.apply(part)
+
+    def _summed(self, found: Losses, count: int) -> torch.Tensor:
+        zero = torch.zeros((), dtype=torch.float64, device=self.sums.device)
+        every = [*found.per_exit, found.extra]
+        sums = [zero if loss is None else loss.detach().double() * count for loss in every]
+        seen = [zero if loss is None else zero + count for loss in found.per_exit]
+        return torch.stack([*sums[:-1], *seen, sums[-1]])
+
+    def epoch_values(self, count: int) -> Dict[str, float]:
+        """After an epoch over `count` images: the mean loss of each exit, NaN where no update had
+        it, and the mean extra one. Waits for the device."""
+        self.group.all_reduce_(self.sums)
+        objective, sums = self.objective, self.sums.tolist()
+        found = {}
+        for place, number in enumerate(objective.numbers):
+            seen = sums[objective.exits + place]
+            found[f"exit{number}_train_loss"] = sums[place] / seen if seen else math.nan
+        if objective.extra:
+            found[objective.extra] = sums[-1] / count
+        return found
+
+    def cosines(self) -> Dict[str, float]:
+        """The cosine between the gradients of each two exits as the weights are now, in eval mode
+        and over the objective's first training images; nothing is changed."""
+        limit, numbers = self.objective.cosine_images, self.objective.numbers
+        if not limit:
+            return {}
+        first = torch.arange(min(limit, len(self.training_set)), device=self.mode.device)
+        images, labels = self.training_set.batch(first)
+        with in_eval_mode(self.model), torch.random.fork_rng(devices=[]):
+            found = self.losses(images, labels).per_exit
+            wanted = {n: loss for n, loss in zip(numbers, found) if loss is not None}
+            table = cosines(list(wanted.values()), self.optimizer.parameters).tolist()
+        values = dict.fromkeys(cosine_names(numbers), math.nan)
+        for (row, i), (column, j) in itertools.combinations(enumerate(wanted), 2):
+            values[f"gradient_cosine_{i}_{j}"] = table[row][column]
+        return values

@@ -1,0 +1,172 @@
+"""From which share of active positions on a unit is faster dense: measured on this device.
+
+One unit of an adaptive network, its residual added at the positions of blobs: thresholds of smooth
+noise, whose edges are about as long as those of ponder maps (positions strewn singly would have all
+their neighbours in the first convolution). Dense is the same unit of the plain network as fast as
+torch has it: batch normalisation folded, in the memory layout that the device likes better.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+
+from narrowgauge_contract.errors import BadValueError
+from narrowgauge_lab.anytime.sparse_positions import Grid, compiled_for
+from narrowgauge_lab.anytime.systems.sact import SLOPE, Unit
+from narrowgauge_lab.anytime.systems.sparse_sact import Rows, Running, SparseUnit, affine
+from narrowgauge_lab.measure import TimingPlan, interleave
+
+__all__ = ["SHARES", "Case", "Point", "blobs", "break_even", "measure_shares"]
+
+#: Shares of active positions to measure at.
+SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
+_BLUR = 9
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A unit of `channels` on maps size × size, in batches of `batch`."""
+
+    channels: int
+    size: int
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.channels}x{self.size}x{self.size}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """Seconds of one unit at a share of active positions; `near`: the share of these dilated, which
+    the first convolution is for; `macs`: of sparse over dense; `samples`: raw, interleaved."""
+
+    share: float
+    near: float
+    macs: float
+    sparse_s: Tuple[float, ...]
+    dense_s: Tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Median dense over median sparse: above 1 sparse is faster."""
+        return _median(self.dense_s) / _median(self.sparse_s)
+
+    def to_fact(self) -> Dict[str, Any]:
+        """For `ctx.fact`, without the samples."""
+        return {
+            "share": self.share, "near": self.near, "macs": self.macs, "ratio": self.ratio,
+            "sparse_s": _median(self.sparse_s), "dense_s": _median(self.dense_s),
+        }  # fmt: skip
+
+
+def blobs(batch: int, size: int, share: float, generator: torch.Generator) -> torch.Tensor:
+    """bool [batch, size, size] with `share` of all positions in each image, rounded; in patches."""
+    noise = torch.randn(batch, 1, size + _BLUR - 1, size + _BLUR - 1, generator=generator)
+    smooth = F.avg_pool2d(F.avg_pool2d(noise, 5, stride=1), 5, stride=1).flatten(1)
+    wanted = max(1, round(share * size * size))
+    order = smooth.argsort(1, descending=True)[:, :wanted]
+    mask = torch.zeros(batch, size * size, dtype=torch.bool)
+    return mask.scatter_(1, order, True).view(batch, size, size)
+
+
+def measure_shares(
+    case: Case,
+    device: torch.device,
+    plan: TimingPlan,
+    *,
+    shares: Sequence[float] = SHARES,
+    pairs: int = 15,
+    compiled: Optional[bool] = None,
+    now: Optional[Callable[[], float]] = None,
+) -> List[Point]:
+    """Measure one unit sparse and dense, in turns, at each share. `compiled`: see `SparseSact`.
+    `now`: a clock, such as `time.process_time` on a shared CPU; None: the measure package's own.
+
+    Raises BadValueError for a share that is not within (0, 1], and what `interleave` raises.
+    """
+    if any(not 0.0 < share <= 1.0 for share in shares):
+        raise BadValueError(f"{shares} are no shares of positions", next_step="0 < share <= 1")
+    generator = torch.Generator().manual_seed(0)
+    unit = Unit(case.channels, case.channels, 1, False).to(device).eval()
+    whether = compiled_for(unit.conv1.weight) if compiled is None else compiled
+    sparse = SparseUnit(unit, whether)
+    x = torch.randn(case.batch, case.channels, case.size, case.size, generator=generator).to(device)
+    clock = {} if now is None else {"now": now}
+    points = []
+    with torch.no_grad():
+        dense = _faster(_dense(unit, x, True), _dense(unit, x, False), device, plan, clock)
+        for share in shares:
+            mask = blobs(case.batch, case.size, share, generator)
+            call, grid, run = _sparse(sparse, x, mask)
+            near = len(grid.dilated(run.positions)) / len(grid.everywhere)
+            both = interleave(call, dense, device, plan, pairs, **clock)
+            active = len(run.positions) / len(grid.everywhere)
+            points.append(
+                Point(active, near, (near + active) / 2, both.first.seconds, both.second.seconds)
+            )
+    return points
+
+
+def break_even(points: Sequence[Point]) -> float:
+    """The share of active positions up to which sparse is faster: where the ratio crosses 1, by
+    straight lines between points; 0 where it never is faster, 1 where always."""
+    ordered = sorted(points, key=lambda point: point.share)
+    if not ordered or ordered[0].ratio <= 1.0:
+        return 0.0
+    for one, other in zip(ordered, ordered[1:]):
+        if other.ratio <= 1.0:
+            part = (one.ratio - 1.0) / (one.ratio - other.ratio)
+            return one.share + part * (other.share - one.share)
+    return ordered[-1].share
+
+
+def _sparse(
+    unit: SparseUnit, x: torch.Tensor, mask: torch.Tensor
+) -> Tuple[Callable[[], None], Grid, Running]:
+    batch, _, height, width = x.shape
+    grid = Grid(batch, height, width, x.device, unit.first.packed is not None)
+    rows = Rows.of(grid, x.permute(0, 2, 3, 1))
+    positions = grid.everywhere[mask.view(-1).to(x.device)]
+    run = Running(positions, x.new_ones(len(positions)))
+
+    def call() -> None:
+        unit.add_at(grid, rows, grid.dilated(run.positions), run)
+        # The state would grow from call to call.
+        rows.state.mul_(0.5)
+
+    return call, grid, run
+
+
+def _dense(unit: Unit, x: torch.Tensor, last: bool) -> Callable[[], None]:
+    layout = torch.channels_last if last else torch.contiguous_format
+    scale, shift = (part.view(-1, 1, 1) for part in affine(unit.bn1))
+    after, added = affine(unit.bn2)
+    first = (unit.conv1.weight * after.view(-1, 1, 1, 1)).contiguous(memory_format=layout)
+    second = unit.conv2.weight.contiguous(memory_format=layout)
+    state = x.clone().contiguous(memory_format=layout)
+
+    def call() -> None:
+        hidden = F.leaky_relu_(torch.addcmul(shift, state, scale), SLOPE)
+        hidden = F.leaky_relu_(F.conv2d(hidden, first, added, padding=1), SLOPE)
+        state.add_(F.conv2d(hidden, second, unit.conv2.bias, padding=1))
+        state.mul_(0.5)
+
+    return call
+
+
+def _faster(
+    one: Callable[[], None], other: Callable[[], None], device: torch.device, plan: TimingPlan,
+    clock: Dict[str, Any],
+) -> Callable[[], None]:  # fmt: skip
+    both = interleave(one, other, device, plan, 5, **clock)
+    return one if _median(both.first.seconds) <= _median(both.second.seconds) else other
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -1,0 +1,130 @@
+"""Training of an anytime network from its first stage to the file that its scores are taken of."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Callable, Iterator, Optional, Sequence
+
+import torch
+
+from narrowgauge_contract.errors import UsageError
+from narrowgauge_contract.hashing import sha256_file
+from narrowgauge_lab import precision, training
+from narrowgauge_lab.anytime import logits_file, policies, scores
+from narrowgauge_lab.anytime.feeds import Splits
+from narrowgauge_lab.anytime.network import AnytimeNetwork
+from narrowgauge_lab.anytime.objective import Objective
+from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.evalmode import in_eval_mode
+from narrowgauge_lab.shared_weights import load_weights
+from narrowgauge_lab.training import Recipe
+
+__all__ = ["Stage", "train_anytime"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A training before the main one, such as of the trunk alone. Its metrics and facts begin with
+    `name_`, and parameters that its losses do not reach stay as they are."""
+
+    name: str
+    recipe: Recipe
+
+
+def train_anytime(
+    ctx: RowContext,
+    net: AnytimeNetwork,
+    splits: Splits,
+    recipe: Recipe,
+    about: logits_file.About,
+    *,
+    stages: Sequence[Stage] = (),
+    weights: Optional[Path] = None,
+    policy: str = "",
+    settle: Optional[Callable[[], None]] = None,
+) -> bool:
+    """Train `net`, which is on `ctx.device`, stage after stage and then by `recipe`, each with an
+    objective; or take the state dict of a file `weights` and train nothing. Then leave `logits.npz`
+    and record its scores, those of leaving by `policy` with them (`policies.parse`; empty: none).
+    `settle` is called once the net is trained, before it is asked anything: for batch statistics
+    that are taken anew, say.
+
+    A row that was stopped goes on with the stage and epoch that it was in. False where a training
+    diverged: the row is INVALID, later stages do not happen, and no file is written.
+    Raises what `training.train`, `load_weights`, `policies.parse` and `logits_file.write` raise,
+    and UsageError for a recipe without objective.
+    """
+    # Before anything is trained for a policy that does not fit.
+    rule = policies.parse(policy, net.exits) if policy else None
+    splits.record(ctx)
+    if weights is not None:
+        load_weights(net, weights)
+        ctx.fact("weights_from", f"the file {weights.name}")
+        ctx.fact("weights_sha256", sha256_file(weights))
+    elif not _trained(ctx, net, splits, recipe, stages):
+        return False
+    elif settle is not None:
+        settle()
+    mode = precision.enter(recipe.precision, ctx.device)
+    run = logits_file.write(ctx, net, splits, about, mode, batch_size=recipe.test_batch_size)
+    scores.record(ctx, run, None if rule is None else policies.simulate(rule, run.test.logits))
+    net.eval()
+    for stage in stages:
+        ctx.for_stage(stage.name).checkpoints.clear()
+    return True
+
+
+def _trained(
+    ctx: RowContext,
+    net: AnytimeNetwork,
+    splits: Splits,
+    recipe: Recipe,
+    stages: Sequence[Stage],
+) -> bool:
+    for stage in stages:
+        # Half-trained weights would lie where those of the whole row are looked for.
+        unsaved = dataclasses.replace(stage.recipe, save_weights=False)
+        with _only_reached(net, splits, _objective_of(net, unsaved)):
+            if not _train(ctx.for_stage(stage.name), net, splits, unsaved):
+                return False
+    return _train(ctx, net, splits, recipe)
+
+
+def _train(ctx: RowContext, net: AnytimeNetwork, splits: Splits, recipe: Recipe) -> bool:
+    """One stage. Its last checkpoint stays: a row that is stopped later begins after it, with the
+    metrics of its epochs."""
+    _objective_of(net, recipe)
+    kept = dataclasses.replace(recipe, keep_last=True)
+    return training.train(ctx, net, splits.training, splits.test, splits.classes, kept)
+
+
+def _objective_of(net: AnytimeNetwork, recipe: Recipe) -> Objective:
+    if recipe.objective is None:
+        raise UsageError(
+            f"{type(net).__name__} has {net.exits} exits and is to be trained without an objective",
+            next_step="give the recipe one, such as anytime.objective.ExitLosses",
+        )
+    return recipe.objective
+
+
+@contextlib.contextmanager
+def _only_reached(net: AnytimeNetwork, splits: Splits, objective: Objective) -> Iterator[None]:
+    """Freeze what a stage's losses do not depend on, such as heads while the trunk is trained:
+    weight decay would move it. Not of the last stage, whose losses may be of other exits in each
+    update."""
+    device = splits.training.labels.device
+    images, labels = splits.training.batch(torch.arange(2, device=device))
+    wanted = [each for each in net.parameters() if each.requires_grad]
+    with in_eval_mode(net), torch.random.fork_rng(devices=[]):
+        total = objective.losses(net, images, labels).total(objective.weights)
+        found = torch.autograd.grad(total, wanted, allow_unused=True)
+    frozen = [each for each, gradient in zip(wanted, found) if gradient is None]
+    for each in frozen:
+        each.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for each in frozen:
+            each.requires_grad_(True)

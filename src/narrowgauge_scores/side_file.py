@@ -1,0 +1,328 @@
+"""`logits.npz`: what one run of a network with several answers leaves for whoever scores it.
+
+Every scalar of an anytime network follows from what each exit said of each image and what that
+cost, so this is kept, and nothing that can be computed from it. An ordinary npz file, without
+pickles; the same run gives the same bytes. Format 1 holds:
+
+    meta             uint8 [bytes]: UTF-8 JSON, the fields of `RunLogits` that are no arrays, with
+                     `kind` and `format`
+    cumulative_macs  int64 [exits]: MACs per image up to an exit, all heads before it included
+    direct_macs      int64 [exits]: the same without the heads before it
+    latency          float64 [exits, repeats], optional: seconds to an exit's answer, batch of one
+    test_logits      float16 or float32 [exits, images, classes]
+    test_labels      int64 [images]: the true classes
+    test_samples     int64 [images]: which images of the data set's test part these are
+    test_macs        float64 [exits, images], optional: cumulative MACs where they depend on it
+    val_…            the same four of the validation split, whose samples are training images;
+                     optional, all or none
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Tuple
+
+import numpy as np
+
+from narrowgauge_contract.errors import BadValueError, DamagedRecordError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+__all__ = ["FORMAT", "KIND", "LOGITS_FILE", "RunLogits", "Split", "read_logits", "write_logits"]
+
+LOGITS_FILE = "logits.npz"
+KIND = "narrowgauge-anytime-logits"
+#: 1: first.
+FORMAT = 1
+
+_FOREIGN = "it was not written by narrowgauge_scores.side_file.write_logits"
+_AGAIN = "run the row again; a checkpoint of its training is not affected"
+#: No zip file is older: without a date the same run gives the same bytes.
+_DATE = (1980, 1, 1, 0, 0, 0)
+#: More is no logits file of ours, and would fill the memory before anything could be said.
+_MOST_BYTES = 4 << 30
+#: What zipfile and numpy raise for bytes that are not what they should be: they share no class.
+#: RuntimeError is of encrypted entries, MemoryError of a header that promises too much.
+_UNREADABLE = (
+    EOFError, KeyError, MemoryError, NotImplementedError, OSError, OverflowError, RuntimeError,
+    SyntaxError, TypeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """What the exits said of one part of a data set; the module says what the arrays are."""
+
+    logits: Array
+    labels: Array
+    samples: Array
+    macs: Optional[Array] = None
+
+    @property
+    def exits(self) -> int:
+        return int(self.logits.shape[0])
+
+    @property
+    def images(self) -> int:
+        return int(self.logits.shape[1])
+
+    @property
+    def classes(self) -> int:
+        return int(self.logits.shape[2])
+
+
+@dataclasses.dataclass(frozen=True)
+class RunLogits:
+    """One run's answers.
+
+    `family` is the system (`branchynet`) and `variant` which one of it (`b-lenet, width 1/4`), with
+    whatever a reader must know, such as that it is a twin of a quarter of the width. `data` is the
+    data set's name; `synthetic` where it was made up. `device` is where `latency` was measured.
+    `base_accuracy` [%] and `base_macs` are those of the plain network that it is judged against,
+    where there is one; its own last exit stands in.
+    """
+
+    family: str
+    variant: str
+    data: str
+    seed: int
+    test: Split
+    cumulative_macs: Array
+    direct_macs: Array
+    exit_names: Tuple[str, ...] = ()
+    val: Optional[Split] = None
+    latency: Optional[Array] = None
+    device: str = ""
+    synthetic: bool = False
+    base_accuracy: Optional[float] = None
+    base_macs: Optional[int] = None
+
+    @property
+    def exits(self) -> int:
+        return self.test.exits
+
+    def names(self) -> Tuple[str, ...]:
+        """What the exits are called: their numbers from 0, where nobody named them."""
+        return self.exit_names or tuple(f"exit {number}" for number in range(self.exits))
+
+
+def write_logits(path: Path, run: RunLogits) -> None:
+    """Write a run's answers. What would be no valid file is a BadValueError, and nothing is
+    written: wrong shapes or types, logits that are not finite, labels beyond the classes, costs
+    that fall. Raises OSError where the disk is full."""
+    problem = _problem_of(run)
+    if problem:
+        raise BadValueError(
+            f"these answers cannot be kept in {path.name}",
+            why=problem,
+            next_step="a training that diverged has no answers to keep; else see side_file's text",
+        )
+    meta = {"kind": KIND, "format": FORMAT, **_plain_fields(run)}
+    text = json.dumps(meta, sort_keys=True, ensure_ascii=False).encode("utf-8")
+    arrays = {"meta": np.frombuffer(text, np.uint8), **_arrays_of(run)}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(arrays):
+            stream = io.BytesIO()
+            np.lib.format.write_array(
+                stream, np.ascontiguousarray(arrays[name]), allow_pickle=False
+            )
+            entry = zipfile.ZipInfo(f"{name}.npy", _DATE)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, stream.getvalue())
+
+
+def read_logits(path: Path) -> RunLogits:
+    """Read and check a run's answers.
+
+    Raises DamagedRecordError for a file that is missing, truncated, foreign, of a newer format, or
+    whose arrays do not fit one another.
+    """
+    arrays = _load(path)
+    meta = _meta_of(arrays, path)
+    try:
+        run = _compose(meta, arrays)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+    problem = _problem_of(run)
+    if problem:
+        raise _damaged(path, problem)
+    return run
+
+
+def _load(path: Path) -> Dict[str, Array]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+            if size > _MOST_BYTES:
+                raise _damaged(path, f"it says that it holds {size} bytes")
+        with np.load(path, allow_pickle=False) as held:
+            return {name: np.asarray(held[name]) for name in held.files}
+    except FileNotFoundError as error:
+        raise DamagedRecordError(
+            f"{path} is missing", why="the run's row wrote no answers, or they were removed",
+            next_step=_AGAIN,
+        ) from error  # fmt: skip
+    except _UNREADABLE as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+
+
+def _meta_of(arrays: Mapping[str, Array], path: Path) -> Dict[str, Any]:
+    raw = arrays.get("meta")
+    try:
+        if raw is None or raw.dtype != np.uint8:
+            raise ValueError("no entry 'meta'")
+        meta = json.loads(raw.tobytes().decode("utf-8"))
+        if not isinstance(meta, dict) or meta.get("kind") != KIND:
+            raise ValueError(f"its kind is not '{KIND}'")
+    except (ValueError, RecursionError) as error:
+        raise DamagedRecordError(
+            f"{path} is no file of an anytime network's answers",
+            why=f"{error}; {_FOREIGN}",
+            next_step=f"give the {LOGITS_FILE} of a run's row",
+        ) from error
+    if meta.get("format") != FORMAT:
+        raise DamagedRecordError(
+            f"{path} has format {meta.get('format')!r}, this reads {FORMAT}",
+            why="another version of Narrowgauge wrote it",
+            next_step="update, or run the row again",
+        )
+    return meta
+
+
+def _damaged(path: Path, why: str) -> DamagedRecordError:
+    return DamagedRecordError(f"{path} is truncated or damaged", why=why, next_step=_AGAIN)
+
+
+_TEXTS = ("family", "variant", "data", "device")
+
+
+def _plain_fields(run: RunLogits) -> Dict[str, Any]:
+    plain = {name: getattr(run, name) for name in _TEXTS}
+    plain.update(
+        seed=int(run.seed),
+        synthetic=bool(run.synthetic),
+        exit_names=list(run.exit_names),
+        base_accuracy=None if run.base_accuracy is None else float(run.base_accuracy),
+        base_macs=None if run.base_macs is None else int(run.base_macs),
+    )
+    return plain
+
+
+def _arrays_of(run: RunLogits) -> Dict[str, Array]:
+    found = {
+        "cumulative_macs": run.cumulative_macs,
+        "direct_macs": run.direct_macs,
+        "latency": run.latency,
+    }
+    for prefix, split in (("test", run.test), ("val", run.val)):
+        if split is not None:
+            for name in ("logits", "labels", "samples", "macs"):
+                found[f"{prefix}_{name}"] = getattr(split, name)
+    return {name: array for name, array in found.items() if array is not None}
+
+
+def _compose(meta: Mapping[str, Any], arrays: Mapping[str, Array]) -> RunLogits:
+    for name in _TEXTS:
+        if not isinstance(meta[name], str):
+            raise TypeError(f"'{name}' is no text")
+    if not isinstance(meta["seed"], int) or not isinstance(meta["synthetic"], bool):
+        raise TypeError("'seed' or 'synthetic' is of another type")
+    if not all(isinstance(name, str) for name in meta["exit_names"]):
+        raise TypeError("'exit_names' are no texts")
+    for name in ("base_accuracy", "base_macs"):
+        if not (meta[name] is None or isinstance(meta[name], (int, float))):
+            raise TypeError(f"'{name}' is no number")
+    has_val = any(name.startswith("val_") for name in arrays)
+    return RunLogits(
+        family=meta["family"],
+        variant=meta["variant"],
+        data=meta["data"],
+        seed=meta["seed"],
+        test=_split("test", arrays),
+        cumulative_macs=arrays["cumulative_macs"],
+        direct_macs=arrays["direct_macs"],
+        exit_names=tuple(meta["exit_names"]),
+        val=_split("val", arrays) if has_val else None,
+        latency=arrays.get("latency"),
+        device=meta["device"],
+        synthetic=meta["synthetic"],
+        base_accuracy=meta["base_accuracy"],
+        base_macs=meta["base_macs"],
+    )
+
+
+def _split(prefix: str, arrays: Mapping[str, Array]) -> Split:
+    logits, labels, samples = (
+        arrays[f"{prefix}_{name}"] for name in ("logits", "labels", "samples")
+    )
+    return Split(logits, labels, samples, arrays.get(f"{prefix}_macs"))
+
+
+def _problem_of(run: RunLogits) -> str:
+    """Why these are no answers of a network; empty where they are."""
+    found = _split_problem("test", run.test)
+    if not found and run.val is not None:
+        found = _split_problem("val", run.val)
+        if not found and (run.val.exits, run.val.classes) != (run.exits, run.test.classes):
+            found = "the validation split has other exits or classes than the test split"
+    if found:
+        return found
+    for name in ("cumulative_macs", "direct_macs"):
+        macs = getattr(run, name)
+        if not _is(macs, np.int64, (run.exits,)) or macs[0] <= 0 or (np.diff(macs) < 0).any():
+            return f"{name} should be int64 [{run.exits}], positive and never falling"
+    if run.exit_names and len(run.exit_names) != run.exits:
+        return f"{len(run.exit_names)} names for {run.exits} exits"
+    if run.latency is not None:
+        shapely = _is(run.latency, np.float64, (run.exits, None)) and run.latency.size
+        if not shapely or not np.isfinite(run.latency).all() or (run.latency <= 0).any():
+            return f"latency should be float64 [{run.exits}, repeats], finite seconds above 0"
+    base = run.base_accuracy
+    if base is not None and not 0 <= base <= 100:
+        return f"base_accuracy is {base}, and should be 0 to 100 %"
+    if run.base_macs is not None and not (run.base_macs > 0 and run.base_macs < 2**62):
+        return f"base_macs is {run.base_macs}"
+    return "" if run.family and run.data else "family and data are empty"
+
+
+def _split_problem(name: str, split: Split) -> str:
+    logits = split.logits
+    if not _is(logits, np.float32, (None, None, None)) and not _is(logits, np.float16, (None,) * 3):
+        return f"{name}_logits should be float16 or float32 [exits, images, classes]"
+    if min(logits.shape[:2]) < 1 or logits.shape[2] < 2:
+        return f"{name}_logits are {list(logits.shape)}: no exit, no image, or fewer than 2 classes"
+    if not np.isfinite(logits).all():
+        return f"{name}_logits hold NaN or infinity"
+    for what in ("labels", "samples"):
+        array = getattr(split, what)
+        if not _is(array, np.int64, (split.images,)) or array.min() < 0:
+            return f"{name}_{what} should be int64 [{split.images}], 0 or more"
+    if split.labels.max() >= split.classes:
+        return f"{name}_labels go up to {split.labels.max()}, of {split.classes} classes"
+    if len(np.unique(split.samples)) < split.images:
+        return f"{name}_samples name an image twice"
+    macs = split.macs
+    if macs is not None:
+        fits = _is(macs, np.float64, (split.exits, split.images)) and np.isfinite(macs).all()
+        if not fits or macs.min() <= 0 or (np.diff(macs, axis=0) < 0).any():
+            return f"{name}_macs should be float64 [exits, images], positive and never falling"
+    return ""
+
+
+def _is(array: Any, kind: Any, shape: Tuple[Optional[int], ...]) -> bool:
+    """Whether it is an array of that type and shape; None stands for any length."""
+    return (
+        isinstance(array, np.ndarray)
+        and array.dtype == kind
+        and array.ndim == len(shape)
+        and all(want in (None, have) for want, have in zip(shape, array.shape))
+    )

@@ -1,0 +1,53 @@
+"""Rows of `anytime-speed` on a GPU: what runs captured, and that a decision is timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from one_row import Rows
+
+from narrowgauge_lab.anytime.conditional import why_not
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda", 0)
+SPEED = Rows(
+    "anytime-speed",
+    ("net=nested", "width=0.25", "batch=16", "pairs=5", "limit_s=0.5", "deadlines=50",
+     "profile_passes=20"),
+)  # fmt: skip
+
+
+def test_heads_are_timed_in_graphs(tmp_path: Path) -> None:
+    row = SPEED.run(tmp_path, "measure=heads", device=CUDA)
+    assert row.validity.valid
+    assert row.facts["way"] == "cuda-graph"
+
+
+@pytest.mark.parametrize("net", ["nested", "b-alexnet", "iresnext-incremental"])
+def test_compaction_is_by_captured_sizes_and_answers_alike(tmp_path: Path, net: str) -> None:
+    row = SPEED.run(tmp_path, "measure=compaction", f"net={net}", "blocks=1", device=CUDA)
+    assert row.validity.valid
+    assert row.facts["way"].startswith("compaction by captured batch sizes")
+    assert row.metric("saving_realised") is not None
+
+
+def test_a_decision_is_timed_both_ways(tmp_path: Path) -> None:
+    lacking = why_not(CUDA)
+    if lacking:
+        pytest.skip(lacking)
+    row = SPEED.run(tmp_path, "measure=decision", "batch=1", "pairs=20", device=CUDA)
+    assert row.validity.valid
+    assert row.facts["way"] == "conditional graph node"
+    assert row.facts["decisions"] == 3
+    metric = row.metric("decision_times")
+    assert metric is not None
+    assert min(metric.values) > 0
+
+
+def test_deadlines_are_kept_by_the_device(tmp_path: Path) -> None:
+    row = SPEED.run(tmp_path, "measure=deadlines", "batch=1", device=CUDA)
+    assert row.validity.valid
+    assert row.facts["deadline_late"] is True

@@ -1,0 +1,216 @@
+"""The experiment `branchynet`: a row from end to end, its clock, its claims, and bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, Tuple
+
+import numpy as np
+import pytest
+import torch
+from one_row import CPU, EXPERIMENTS, Rows
+
+from narrowgauge_contract.claims import load_claims
+from narrowgauge_contract.errors import BadValueError, UnknownNameError
+from narrowgauge_contract.outcome import Row
+from narrowgauge_lab.anytime.policies import Entropy
+from narrowgauge_lab.anytime.systems.branchynet import NETS, BranchyNet, branchy_net
+from narrowgauge_lab.errors import DataCorruptError
+from narrowgauge_scores.side_file import read_logits
+
+ROWS = Rows(
+    "branchynet",
+    (
+        "data=synthetic", "width=0.4", "batch_size=64", "train_limit=640", "validation=200",
+        "test_limit=100", "trunk_epochs=1", "epochs=1", "lr=0.01", "clock_images=3",
+        "save_weights=true",
+    ),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, Row]:
+    out = tmp_path_factory.mktemp("branchynet")
+    return out, ROWS.run(out)
+
+
+def _value(row: Row, name: str) -> float:
+    metric = row.metric(name)
+    assert metric is not None, name
+    return metric.values[-1]
+
+
+def test_a_row_is_trained_in_two_stages_and_scored(trained: Tuple[Path, Row]) -> None:
+    out, row = trained
+    names = {metric.name for metric in row.metrics}
+
+    assert row.validity.valid
+    assert {"trunk_test_accuracy", "trunk_train_loss", "exit0_train_loss"} <= names
+    assert set(ROWS.spec().headline) <= names
+    for drawing in ROWS.spec().drawings:
+        assert set(drawing.metrics) <= names
+    assert row.facts["variant"] == "b-lenet, twin of width 0.4"
+    assert row.facts["split"]["validation"] == 200
+    (logits,) = [each for each in row.side_files if each.path.endswith("logits.npz")]
+    run = read_logits(out / logits.path)
+    assert (run.family, run.exits, run.test.images) == ("branchynet", 2, 100)
+    assert run.val is not None
+
+
+def test_the_policy_of_the_row_is_scored_as_its_logits_say(trained: Tuple[Path, Row]) -> None:
+    out, row = trained
+    run = read_logits(out / "row-0" / "logits.npz")
+    thresholds = [float(each) for each in row.facts["policy_ran"].partition(":")[2].split(",")]
+    logs = run.test.logits[0] - run.test.logits[0].max(1, keepdims=True)
+    shares = np.exp(logs) / np.exp(logs).sum(1, keepdims=True)
+    entropy = -(shares * np.log(np.maximum(shares, 1e-30))).sum(1)
+    early = entropy < thresholds[0]
+    answers = np.where(early, run.test.logits[0].argmax(1), run.test.logits[1].argmax(1))
+    macs = np.where(early, *run.cumulative_macs)
+
+    assert row.facts["policy_ran"] == row.facts["fitted_policy"] in row.facts["front_policies"]
+    assert _value(row, "adaptive_accuracy") == pytest.approx(
+        100 * (answers == run.test.labels).mean()
+    )
+    assert _value(row, "mean_macs") == pytest.approx(macs.mean())
+    assert _value(row, "exit0_share") == pytest.approx(100 * early.mean())
+    assert _value(row, "macs_gain") == pytest.approx(run.direct_macs[1] / macs.mean())
+    assert row.facts["paper_policy"] == "entropy:0.025"
+    assert _value(row, "paper_accuracy") == _value(row, "entropy_0.025_accuracy")
+
+
+def test_the_clock_times_every_image_three_ways(trained: Tuple[Path, Row]) -> None:
+    row = trained[1]
+    sums: Dict[str, float] = {}
+    for name in ("whole", "early", "early_trunk"):
+        metric = row.metric(f"{name}_latency")
+        assert metric is not None
+        assert len(metric.values) == 3
+        assert min(metric.values) > 0
+        sums[name] = sum(metric.values)
+    assert _value(row, "clock_gain") == pytest.approx(sums["whole"] / sums["early"])
+    published = sums["whole"] / sums["early_trunk"]
+    assert _value(row, "published_clock_gain") == pytest.approx(published)
+
+
+def test_one_image_leaves_where_its_entropy_says_and_costs_no_more() -> None:
+    leave = ROWS.module("clock").leave
+    net = branchy_net("b-alexnet", width=0.1).eval()
+    image = torch.randn(1, 3, 32, 32)
+    asked = []
+    advance = net.advance
+    net.advance = lambda exit, *rest: asked.append(exit) or advance(exit, *rest)  # type: ignore[assignment, func-returns-value, method-assign, misc]
+    with torch.no_grad():
+        assert leave(net, image, Entropy([10.0, 10.0])) == 0
+        assert leave(net, image, Entropy([0.0, 10.0])) == 1
+        assert leave(net, image, Entropy([0.0, 0.0])) == 2
+
+    assert asked == [0, 0, 1, 0, 1, 2]
+
+
+def test_weights_of_a_row_serve_another_one_and_no_other_network(
+    trained: Tuple[Path, Row], tmp_path: Path
+) -> None:
+    out, row = trained
+    path = out / "row-0" / "weights.pt"
+    again = ROWS.run(tmp_path / "again", f"weights={path}", "policy=entropy:0.5", "clock_images=0")
+
+    assert again.metric("train_loss") is None
+    assert again.facts["policy_ran"] == "entropy:0.5"
+    assert _value(again, "exit1_accuracy") == _value(row, "exit1_accuracy")
+    assert again.metric("clock_gain") is None
+    with pytest.raises(DataCorruptError, match="BranchyNet"):
+        ROWS.run(tmp_path / "other", f"weights={path}", "width=1")
+
+
+def test_a_diverged_training_is_stopped_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*asked: object) -> BranchyNet:
+        net = branchy_net(*asked)  # type: ignore[arg-type]
+        with torch.no_grad():
+            net.heads[-1].weight.fill_(float("inf"))  # type: ignore[operator, union-attr]
+        return net
+
+    monkeypatch.setattr(ROWS.module("run"), "branchy_net", broken)
+    row = ROWS.run(tmp_path, "train_limit=64")
+
+    assert not row.validity.valid
+    assert "diverged" in row.validity.reasons[0]
+    assert row.metric("exit0_train_loss") is None, "the second stage does not happen"
+    assert not [each for each in row.side_files if each.path.endswith("logits.npz")]
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "says"),
+    [
+        (("policy=entropy:0.1,0.2,0.3",), BadValueError, "thresholds"),
+        (("policy=entropie:0.1",), UnknownNameError, "entropie"),
+        (("policy=entropy:nan",), BadValueError, "nan"),
+        (("loss_weights=1,0.3,2",), BadValueError, "weights"),
+        (("loss_weights=a",), BadValueError, "no numbers"),
+        (("loss_weights=0",), BadValueError, "weights"),
+        (("augment=true",), BadValueError, "digit"),
+        (("validation=60000",), BadValueError, "validation"),
+    ],
+)
+def test_what_there_is_not_is_refused_before_anything_is_trained(
+    words: Tuple[str, ...], error: type, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=says):
+        ROWS.run(tmp_path, *words)
+    assert not list(tmp_path.glob("checkpoints/*/*"))
+
+
+def test_images_of_another_shape_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from narrowgauge_lab.context import RowContext
+    from narrowgauge_lab.data import synthetic_data
+
+    splits = ROWS.module("run")._splits
+    digits = synthetic_data(0, channels=1, size=28, classes=10, train=20, test=10)
+    ctx = object.__new__(RowContext)
+    ctx.parameters = {**ROWS.parameters("net=b-alexnet"), "data": "mnist"}
+    ctx.device = CPU
+    monkeypatch.setattr(RowContext, "data", lambda *_: digits)
+
+    with pytest.raises(BadValueError, match="does not take") as caught:
+        splits(ctx)
+    assert "3×32×32" in caught.value.why
+
+
+def test_loss_weights_of_one_are_the_plain_sum() -> None:
+    parse = ROWS.module("run").parse_loss_weights
+
+    assert type(parse("1", 3)).__name__ == "Sum"
+    assert parse("1,0.3", 2).weights(2) == (1.0, 0.3)
+    assert parse("2", 3).weights(3) == (2.0, 2.0, 2.0)
+
+
+def test_claims_follow_the_schema_and_name_thresholds_that_are_recorded() -> None:
+    claims = load_claims(EXPERIMENTS / "branchynet" / "claims.toml", ROWS.spec())
+    recorded = {
+        "_".join(["entropy", *(f"{each:g}" for each in thresholds)])
+        for listed in ROWS.module("published").THRESHOLDS.values()
+        for thresholds in listed
+    }
+    asked = {
+        selection.metric.rsplit("_accuracy")[0].rsplit("_exit0_share")[0]
+        for claim in claims
+        for selection in claim.selections
+        if selection.metric.startswith("entropy_")
+    }
+
+    assert asked <= recorded
+    bounds = {claim.id: claim.expected["any"] for claim in claims if claim.kind.value == "bound"}
+    assert bounds["short-accuracy"].minimum == 98.4
+    assert bounds["short-macs"].maximum == 300000
+    assert bounds["paper-accuracy"].minimum == 99.2
+
+
+def test_profiles_are_as_promised() -> None:
+    paper = ROWS.job(profile="paper").parameters
+    wanted = {"trunk_epochs": 50, "epochs": 100, "batch_size": 512, "lr": 0.001, "width": 1.0}
+
+    assert {key: paper[key] for key in wanted} == wanted
+    assert len(ROWS.job(profile="paper").rows) == 3
+    assert tuple(ROWS.spec().parameter("net").choices) == tuple(NETS)

@@ -1,0 +1,179 @@
+"""The convolution at listed positions: against its reference, in place, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Tuple
+
+import pytest
+import torch
+
+from narrowgauge_kernels import library
+from narrowgauge_kernels.position_conv import (
+    add_at,
+    packed,
+    position_conv,
+    position_conv_example,
+    position_conv_ref,
+    positions_near,
+    run_packed,
+    set_at,
+)  # fmt: skip
+
+pytestmark = pytest.mark.skipif(not library.has_kernels("cpu"), reason="no kernels built")
+
+TAPS = [-7, -6, -5, -1, 0, 1, 5, 6, 7]
+
+
+def _inputs(channels: int, filters: int, count: int = 29) -> Tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(channels * filters)
+    rows = torch.randn(60, channels, generator=generator)
+    positions = torch.randperm(46, generator=generator)[:count] + 7
+    weight = torch.randn(9, channels, filters, generator=generator) * 0.1
+    return rows, positions, weight, torch.randn(filters, generator=generator)
+
+
+def _instruction_sets() -> Tuple[str, ...]:
+    found = []
+    rows, positions, weight, bias = _inputs(2, 2)
+    library.require("cpu")
+    for name in ("generic", "avx2", "avx512", "neon"):
+        try:
+            torch.ops.narrowgauge.position_conv(
+                rows, positions, packed(weight), bias, TAPS, 1.0, isa=name
+            )
+        except RuntimeError:
+            continue
+        found.append(name)
+    return tuple(found)
+
+
+@pytest.mark.parametrize("channels", [1, 16, 19])
+@pytest.mark.parametrize("filters", [1, 5, 16, 48, 64, 133])
+def test_results_are_those_of_the_reference(channels: int, filters: int) -> None:
+    rows, positions, weight, bias = _inputs(channels, filters)
+    wanted = position_conv_ref(rows.double(), positions, weight.double(), bias.double(), TAPS, 0.1)
+
+    found = position_conv(rows, positions, weight, bias, TAPS, 0.1)
+
+    assert torch.allclose(found.double(), wanted, atol=1e-5)
+    assert bool((wanted < 0).any())
+
+
+@pytest.mark.parametrize("filters", [1, 16, 100])
+def test_bits_depend_neither_on_the_instruction_set_nor_on_the_list(filters: int) -> None:
+    rows, positions, weight, bias = _inputs(17, filters)
+    given = (packed(weight), bias, TAPS, 1.0)
+    whole = run_packed(rows, positions, *given)
+
+    for name in _instruction_sets():
+        found = torch.ops.narrowgauge.position_conv(rows, positions, *given, isa=name)
+        assert torch.equal(found, whole), name
+    for index in (0, 11, 28):
+        alone = run_packed(rows, positions[index : index + 1], *given)
+        assert torch.equal(alone[0], whole[index])
+
+
+def test_many_positions_by_several_threads_give_the_same_bits() -> None:
+    rows, _, weight, bias = _inputs(16, 32)
+    rows = torch.randn(5000, 16)
+    positions = torch.arange(7, 4990)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(run_packed(rows, positions, packed(weight), bias, TAPS, 0.5))
+    finally:
+        torch.set_num_threads(before)
+
+    assert torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("filters", [1, 20, 64])
+def test_results_are_put_and_added_where_they_belong(filters: int) -> None:
+    rows, positions, weight, bias = _inputs(8, filters)
+    wanted = position_conv(rows, positions, weight, bias, TAPS)
+    out, total = torch.full((60, filters), 3.0), torch.full((60, filters), 5.0)
+    share = torch.rand(len(positions))
+
+    set_at(rows, positions, packed(weight), bias, TAPS, 0.2, out)
+
+    others = torch.ones(60, dtype=torch.bool)
+    others[positions] = False
+    assert torch.equal(out[positions], torch.where(wanted < 0, wanted * 0.2, wanted))
+    assert bool((out[others] == 3.0).all())
+    state = torch.full((60, filters), 2.0)
+    add_at(rows, positions, packed(weight), bias, TAPS, share, state, total)
+    assert torch.allclose(state[positions], wanted + 2.0, atol=1e-6)
+    assert torch.allclose(total[positions], wanted * share.view(-1, 1) + 5.0, atol=1e-6)
+    assert bool((state[others] == 2.0).all())
+    assert bool((total[others] == 5.0).all())
+
+
+def test_no_positions_give_no_results() -> None:
+    rows, positions, weight, bias = _inputs(4, 6)
+
+    assert position_conv(rows, positions[:0], weight, bias, TAPS).shape == (0, 6)
+    assert positions_near(positions[:0], TAPS, torch.ones(60, dtype=torch.bool)).shape == (0,)
+
+
+def test_nan_in_a_window_reaches_its_results_alone() -> None:
+    rows, _, weight, bias = _inputs(4, 16)
+    rows[20] = float("nan")
+    positions = torch.arange(7, 53)
+
+    found = position_conv(rows, positions, weight, bias, TAPS, 0.1)
+
+    reached = torch.tensor([any(p + tap == 20 for tap in TAPS) for p in positions.tolist()])
+    assert torch.equal(torch.isnan(found).all(1), reached)
+    assert torch.equal(torch.isnan(found).any(1), reached)
+
+
+def test_near_positions_are_in_order_each_once_and_inside() -> None:
+    inside = torch.ones(60, dtype=torch.bool)
+    inside[::6] = False
+
+    found = positions_near(torch.tensor([20, 21, 8]), [-1, 0, 1, 6], inside)
+
+    assert found.tolist() == [7, 8, 9, 14, 19, 20, 21, 22, 26, 27]
+
+
+_BAD: Dict[str, Any] = {
+    "float64 rows": ({"rows": torch.zeros(60, 4, dtype=torch.float64)}, "rows is"),
+    "rows not contiguous": ({"rows": torch.zeros(4, 60).t()}, "rows is"),
+    "int32 positions": ({"positions": torch.zeros(3, dtype=torch.int32)}, "positions is"),
+    "a window before the rows": ({"positions": torch.tensor([9, 6])}, "reaches out"),
+    "a window behind the rows": ({"positions": torch.tensor([53])}, "reaches out"),
+    "another weight": ({"packed_weight": torch.zeros(5)}, "packed has 5 elements"),
+    "no taps": ({"taps": []}, "packed has"),
+}
+
+
+@pytest.mark.parametrize("name", list(_BAD))
+def test_what_does_not_fit_is_refused(name: str) -> None:
+    change, message = _BAD[name]
+    rows, positions, weight, bias = _inputs(4, 6)
+    given: Dict[str, Any] = {
+        "rows": rows, "positions": positions, "packed_weight": packed(weight), "bias": bias,
+        "taps": TAPS, **change,
+    }  # fmt: skip
+
+    with pytest.raises(RuntimeError, match=message):
+        run_packed(**given)
+
+
+def test_rows_that_are_read_may_not_be_written() -> None:
+    rows, positions, weight, bias = _inputs(4, 4)
+
+    with pytest.raises(RuntimeError, match="they must be others"):
+        set_at(rows, positions, packed(weight), bias, TAPS, 1.0, rows)
+    with pytest.raises(RuntimeError, match="has no neighbour"):
+        positions_near(torch.tensor([2]), TAPS, torch.ones(60, dtype=torch.bool))
+
+
+def test_the_example_of_the_self_check_fills_no_vector() -> None:
+    rows, positions, weight, bias, taps, slope = position_conv_example(torch.Generator())
+
+    assert rows.shape[1] % 16
+    assert weight.shape[2] % 16
+    assert position_conv(rows, positions, weight, bias, taps, slope).shape == (23, 85)

@@ -1,0 +1,345 @@
+"""Decisions on the device, as far as a host without one can tell: the chain of nodes is put
+together by the real calls, against a driver compiled here that runs what it was given."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Iterator, List, Sequence
+
+import pytest
+import torch
+from exit_cases import toy
+
+from narrowgauge_contract.errors import BadValueError, NotApplicableError
+from narrowgauge_kernels.sparse.errors import DeviceError
+from narrowgauge_kernels.sparse.nvrtc import Nvrtc, find_nvrtcs
+from narrowgauge_lab.anytime import conditional, device_exit
+from narrowgauge_lab.anytime.adaptive import adaptive
+from narrowgauge_lab.anytime.conditional import SOURCE, Chain, DriverGraphs, chained, why_not
+from narrowgauge_lab.anytime.costs import exit_costs
+from narrowgauge_lab.anytime.device_exit import (
+    CapturedStages,
+    EagerExits,
+    SteppedExits,
+    make_exits,
+)
+from narrowgauge_lab.anytime.policies import Memory, parse
+from narrowgauge_lab.graphs import CaptureError
+
+CUDA = torch.device("cuda", 0)
+
+
+class Fake:
+    def __init__(self, path: Path) -> None:
+        self.path, self.library = str(path), ctypes.CDLL(str(path))
+        self.flag = ctypes.c_bool(True)
+
+    def graphs(self, tmp_path: Path) -> DriverGraphs:
+        code = tmp_path / "code.cubin"
+        code.write_bytes(b"code")
+        return DriverGraphs(CUDA, self.path, lambda source, arch: code)
+
+    def launched(self, chain: Chain, flags: Sequence[bool]) -> List[int]:
+        """Which pieces a launch runs, where each leaves the next of `flags`."""
+        told = (ctypes.c_bool * len(flags))(*flags)
+        self.library.fake_script(ctypes.byref(self.flag), told, len(flags))
+        chain.launch()
+        pieces = (ctypes.c_size_t * 16)()
+        return list(pieces[: self.library.fake_ran(pieces)])
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = Path(__file__).with_name("fake_graph_driver.cpp")
+    path = tmp_path_factory.mktemp("driver") / "libfake_graphs.so"
+    command = ["g++", "-std=c++14", "-shared", "-fPIC", "-O0", "-o", str(path), str(source)]
+    subprocess.run(command, check=True)
+    return path
+
+
+@pytest.fixture
+def fake(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    stream = SimpleNamespace(cuda_stream=0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *given: stream)
+    made = Fake(library)
+    yield made
+    made.library.fake_refuse(0)
+    made.library.fake_version(12040)
+
+
+def pieces_of(*numbers: int) -> List[SimpleNamespace]:
+    return [SimpleNamespace(raw_cuda_graph=lambda number=number: number) for number in numbers]
+
+
+def chain_of(fake: Fake, tmp_path: Path, *numbers: int, decides: bool = True) -> Chain:
+    flag = SimpleNamespace(data_ptr=lambda: ctypes.addressof(fake.flag)) if decides else None
+    return Chain(fake.graphs(tmp_path), pieces_of(*numbers), flag)
+
+
+@pytest.mark.parametrize(
+    ("flags", "ran"),
+    [
+        ((True, True, True), [11, 12, 13]),
+        ((False, True, True), [11]),
+        ((True, False, True), [11, 12]),
+        ((True, True, False), [11, 12, 13]),
+    ],
+)
+def test_pieces_run_until_one_leaves_a_flag_of_false(
+    fake: Fake, tmp_path: Path, flags: Sequence[bool], ran: List[int]
+) -> None:
+    assert fake.launched(chain_of(fake, tmp_path, 11, 12, 13), flags) == ran
+
+
+def test_each_launch_decides_anew(fake: Fake, tmp_path: Path) -> None:
+    chain = chain_of(fake, tmp_path, 1, 2)
+    assert fake.launched(chain, [False]) == [1]
+    assert fake.launched(chain, [True]) == [1, 2]
+    assert fake.launched(chain, [False]) == [1]
+
+
+def test_without_a_flag_all_of_them_run(fake: Fake, tmp_path: Path) -> None:
+    chain = chain_of(fake, tmp_path, 1, 2, 3, decides=False)
+    assert fake.launched(chain, [False, False, False]) == [1, 2, 3]
+
+
+def test_one_piece_has_nothing_to_decide(fake: Fake, tmp_path: Path) -> None:
+    assert fake.launched(chain_of(fake, tmp_path, 7), [False]) == [7]
+
+
+def test_eight_exits_are_nested_seven_deep(fake: Fake, tmp_path: Path) -> None:
+    chain = chain_of(fake, tmp_path, *range(1, 9))
+    assert fake.launched(chain, [True] * 8) == list(range(1, 9))
+    assert fake.launched(chain, [True] * 5 + [False]) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_chain_lets_go_of_its_graph(fake: Fake, tmp_path: Path) -> None:
+    before = fake.library.fake_alive()
+    chain = chain_of(fake, tmp_path, 1, 2)
+    assert fake.library.fake_alive() == before + 1
+    del chain
+    gc.collect()
+    assert fake.library.fake_alive() == before
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_what_the_driver_refuses_is_said_with_its_reason(
+    fake: Fake, tmp_path: Path, call: int
+) -> None:
+    fake.library.fake_refuse(call)
+    with pytest.raises(DeviceError, match="failed with") as error:
+        chain_of(fake, tmp_path, 1, 2)
+    assert error.value.why == "refused for a test"
+
+
+def test_nodes_are_put_in_order_with_the_bodies_inside_each_other() -> None:
+    said: List[tuple] = []
+
+    class Noted:
+        def create(self) -> int:
+            return 100
+
+        def add_child(self, graph: int, after: Sequence[int], child: int) -> int:
+            said.append(("child", graph, list(after), child))
+            return child + 1
+
+        def add_condition(self, graph: int, after: Sequence[int], flag: int):
+            said.append(("set", graph, list(after), flag))
+            return graph + 7, graph + 8
+
+        def add_if(self, graph: int, after: Sequence[int], handle: int) -> int:
+            said.append(("if", graph, list(after), handle))
+            return graph + 100
+
+    assert chained(Noted(), [10, 20], flag=5) == 100
+    assert said == [
+        ("child", 100, [], 10),
+        ("set", 100, [11], 5),
+        ("if", 100, [107], 108),
+        ("child", 200, [], 20),
+    ]
+
+
+@pytest.mark.parametrize("library", find_nvrtcs() or [None])
+def test_the_kernel_compiles_and_leaves_the_condition_to_the_driver(library: Path) -> None:
+    if library is None:
+        pytest.skip("no NVRTC is installed")
+    compiler = Nvrtc(library)
+    if compiler.version() < (12, 4) or not compiler.knows("8.0"):
+        pytest.skip(f"{library} is older than conditional nodes")
+    code = compiler.compile(SOURCE, "go_on.cu", "8.0")
+    assert b"go_on" in code
+    assert b"cudaGraphSetConditional" in code
+
+
+class TestWhyThereAreNone:
+    def test_on_a_cpu(self) -> None:
+        assert why_not(torch.device("cpu")) == "a cpu has no CUDA graphs"
+
+    def test_with_a_torch_that_keeps_its_graphs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", object, raising=False)
+        assert "2.8" in why_not(CUDA)
+
+    def test_without_a_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            torch.cuda, "CUDAGraph", SimpleNamespace(raw_cuda_graph=0), raising=False
+        )
+        assert "driver is not here" in why_not(CUDA, "libnone_such.so")
+
+    def test_with_an_old_driver(self, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            torch.cuda, "CUDAGraph", SimpleNamespace(raw_cuda_graph=0), raising=False
+        )
+        assert why_not(CUDA, fake.path) == ""
+        fake.library.fake_version(12020)
+        assert why_not(CUDA, fake.path) == "the driver is of CUDA 12.2, not 12.4"
+
+
+class TestTheFallbackIsNamed:
+    def test_a_cpu_is_the_host(self) -> None:
+        net, x = toy(), torch.randn(4, 3, 6, 6)
+        exits = make_exits(net, x, parse("max-probability:0.3"))
+        assert exits.description.startswith("host read")
+        assert "cpu is the host" in exits.description
+        wanted = adaptive(net, x, parse("max-probability:0.3"))
+        got = exits(x)
+        assert torch.equal(got.logits, wanted.logits)
+        assert got.macs.tolist() == wanted.macs.tolist()
+        # Another size is as good, with nothing captured.
+        assert exits(x[:1]).exits.shape == (1,)
+        assert exits(x[:0]).exits.shape == (0,)
+
+    def test_what_cannot_be_captured_runs_launch_by_launch(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuses(*given: object) -> None:
+            raise CaptureError("stage 1 of the network could not be captured", why="it read")
+
+        monkeypatch.setattr(device_exit, "CapturedStages", refuses)
+        exits = make_exits(toy(), OnCuda(torch.randn(1, 3, 6, 6)), parse("entropy:1"))
+        assert isinstance(exits, EagerExits)
+        assert exits.description.endswith("stage 1 of the network could not be captured: it read")
+
+    def test_without_conditional_nodes_the_host_reads_a_flag(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        flags = iter([True, False])
+        ran: List[int] = []
+        stages = SimpleNamespace(
+            images=OnCuda(torch.zeros(1, 3, 6, 6)),
+            graphs=[SimpleNamespace(replay=lambda n=n: ran.append(n)) for n in range(3)],
+            flag=SimpleNamespace(item=lambda: next(flags)),
+            load=lambda images: None,
+            answer="answer",
+        )
+        monkeypatch.setattr(device_exit, "CapturedStages", lambda *given: stages)
+        monkeypatch.setattr(device_exit, "why_not", lambda device: "the driver is of CUDA 12.2")
+        exits = make_exits(toy(), stages.images, parse("entropy:1"))
+        assert exits.description.startswith("host read between captured stages")
+        assert exits.description.endswith("the driver is of CUDA 12.2")
+        assert exits(torch.zeros(1, 3, 6, 6)) == "answer"
+        assert ran == [0, 1]
+
+    def test_a_driver_that_refuses_the_chain_is_named_too(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuses(*given: object) -> None:
+            raise DeviceError("cuGraphAddNode failed with 1", why="invalid argument")
+
+        images = OnCuda(torch.zeros(1, 3, 6, 6))
+        stages = SimpleNamespace(images=images, graphs=[], flag=None)
+        monkeypatch.setattr(device_exit, "CapturedStages", lambda *given: stages)
+        monkeypatch.setattr(device_exit, "why_not", lambda device: "")
+        monkeypatch.setattr(device_exit, "DriverGraphs", refuses)
+        exits = make_exits(toy(), images, parse("entropy:1"))
+        assert exits.description.endswith("cuGraphAddNode failed with 1: invalid argument")
+
+
+class OnCuda:
+    """A tensor that says it is on a GPU."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self.device, self.shape = tensor, CUDA, tensor.shape
+
+    def __getitem__(self, key: object) -> torch.Tensor:
+        return self._tensor[key]
+
+
+def test_bad_input_is_refused_before_anything_is_captured() -> None:
+    x = torch.randn(2, 3, 6, 6)
+    with pytest.raises(BadValueError, match="thresholds for a network of 3 exits"):
+        make_exits(toy(), x, parse("entropy:1,1,1"))
+    with pytest.raises(BadValueError, match="training mode"):
+        make_exits(toy().train(), x, parse("entropy:1"))
+    with pytest.raises(BadValueError, match="no image"):
+        make_exits(toy(), x[:0], parse("entropy:1"))
+    with pytest.raises(NotApplicableError, match="cannot be captured here"):
+        CapturedStages(toy(), x, parse("entropy:1"), exit_costs(toy(), x[:1]))
+
+
+def test_the_layouts_are_those_of_cuda_h() -> None:
+    assert ctypes.sizeof(conditional._Conditional) == 256
+    assert conditional._Conditional.handle.offset == 16
+    assert conditional._Conditional.bodies.offset == 32
+    assert ctypes.sizeof(conditional._Kernel) == 56
+    assert conditional._Kernel.parameters.offset == 40
+
+
+class Rerun:
+    """A captured stage that is its Python, run again on the state that the one before left."""
+
+    def __init__(self, stages: CapturedStages, number: int, kept: dict) -> None:
+        self._given = stages, number, kept
+
+    def replay(self) -> None:
+        stages, number, kept = self._given
+        with torch.no_grad():
+            if number == 0:
+                kept.update(state=stages._net.begin(stages.images), memory=Memory())
+            kept["state"] = stages._stage(number, kept["state"], kept["memory"])
+            kept["ran"] = number
+
+
+@pytest.fixture
+def rerun(monkeypatch: pytest.MonkeyPatch) -> dict:
+    """Stages that are run again instead of replayed; `ran`: the last one that was."""
+    kept: dict = {}
+    monkeypatch.setattr(device_exit.torch_compat, "graphs_available", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(
+        CapturedStages,
+        "_captured",
+        lambda self, stream: tuple(Rerun(self, n, kept) for n in range(self._net.exits)),
+    )
+    return kept
+
+
+@pytest.mark.parametrize("batch", [1, 9])
+@pytest.mark.parametrize(
+    "text", ["entropy:1.37", "margin:0.03,0.02,0.01", "patience:1", "margin:0", "margin:inf"]
+)
+def test_stages_in_place_answer_as_the_plain_pass(rerun: dict, batch: int, text: str) -> None:
+    net, policy = toy(exits=4), parse(text)
+    x = torch.randn(batch, 3, 6, 6, generator=torch.Generator().manual_seed(4))
+    costs = exit_costs(net, x[:1])
+    exits = SteppedExits(CapturedStages(net, x, policy, costs))
+    for seed in (4, 5, 4):
+        x = torch.randn(batch, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
+        wanted, got = adaptive(net, x, policy, costs), exits(x)
+        assert got.exits.tolist() == wanted.exits.tolist()
+        assert torch.allclose(got.logits, wanted.logits, atol=1e-6)
+        assert got.macs.tolist() == wanted.macs.tolist()
+        assert rerun["ran"] == int(wanted.exits.max())
+
+
+@pytest.mark.usefixtures("rerun")
+def test_images_of_another_batch_are_refused() -> None:
+    net, x = toy(), torch.randn(2, 3, 6, 6)
+    stages = CapturedStages(net, x, parse("entropy:1"), exit_costs(net, x[:1]))
+    with pytest.raises(BadValueError, match="captured with"):
+        SteppedExits(stages)(x[:1])

@@ -1,0 +1,184 @@
+"""Decisions on the device held against the host's, on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from exit_cases import Toy, toy
+
+from narrowgauge_contract.errors import BadValueError
+from narrowgauge_lab.anytime.adaptive import adaptive, masked
+from narrowgauge_lab.anytime.buckets import BucketedExits
+from narrowgauge_lab.anytime.conditional import why_not
+from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
+from narrowgauge_lab.anytime.deadline import deadline, measure_stages
+from narrowgauge_lab.anytime.device_exit import (
+    CapturedStages,
+    ConditionalExits,
+    EagerExits,
+    SteppedExits,
+    all_stages,
+    make_exits,
+)
+from narrowgauge_lab.anytime.network import Answer, State
+from narrowgauge_lab.anytime.policies import Policy, parse
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+POLICIES = (
+    "entropy:1.37", "entropy-normalised:0.99,0.2", "max-probability:0.3", "margin:0.03",
+    "patience:1", "max-probability:0", "max-probability:inf",
+)  # fmt: skip
+
+
+def images(count: int, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, 6, 6, generator=generator).cuda()
+
+
+def captured(net: Toy, x: torch.Tensor, policy: Policy) -> CapturedStages:
+    return CapturedStages(net, x, policy, exit_costs(net, x[:1]))
+
+
+def needs_nodes() -> None:
+    lacking = why_not(CUDA)
+    if lacking:
+        pytest.skip(lacking)
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("text", POLICIES)
+def test_device_and_host_decide_alike(text: str, batch: int) -> None:
+    needs_nodes()
+    net, policy = toy().cuda(), parse(text)
+    stages = captured(net, images(batch), policy)
+    device, host = ConditionalExits(stages), SteppedExits(stages)
+    for seed in range(6):
+        x = images(batch, seed)
+        wanted = adaptive(net, x, policy)
+        for way in (device, host):
+            got = way(x)
+            assert got.exits.tolist() == wanted.exits.tolist()
+            assert torch.allclose(got.logits, wanted.logits, atol=1e-4)
+            assert got.macs.tolist() == wanted.macs.tolist()
+
+
+def test_the_device_really_stops() -> None:
+    needs_nodes()
+    net = Counting().cuda().eval()
+    x = images(1)
+    stages = captured(net, x, parse("max-probability:0"))
+    exits = ConditionalExits(stages)
+    net.runs.zero_()
+    for _ in range(3):
+        exits(x)
+    assert net.runs.tolist() == [3, 0, 0]
+    onward = ConditionalExits(captured(net, x, parse("max-probability:inf")))
+    net.runs.zero_()
+    onward(x)
+    assert net.runs.tolist() == [1, 1, 1]
+    net.runs.zero_()
+    straight = all_stages(stages)
+    straight.launch()
+    assert net.runs.tolist() == [1, 1, 1]
+
+
+class Counting(Toy):
+    """Counts on the device how often each stage ran there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("runs", torch.zeros(3, dtype=torch.int64))
+
+    def advance(self, exit: int, state: State, head: bool = True) -> Answer:
+        self.runs[exit : exit + 1].add_(1)
+        return super().advance(exit, state, head)
+
+
+def test_eight_exits_nest() -> None:
+    needs_nodes()
+    net = toy(exits=8).cuda()
+    policy = parse("patience:4")
+    exits = ConditionalExits(captured(net, images(1), policy))
+    for seed in range(8):
+        x = images(1, seed)
+        assert exits(x).exits.tolist() == adaptive(net, x, policy).exits.tolist()
+
+
+def test_nan_goes_to_the_last_exit() -> None:
+    needs_nodes()
+    net = toy().cuda()
+    exits = ConditionalExits(captured(net, images(1), parse("max-probability:0")))
+    assert exits(images(1)).exits.tolist() == [0]
+    assert exits(torch.full_like(images(1), float("nan"))).exits.tolist() == [2]
+    assert exits(images(1)).exits.tolist() == [0]
+
+
+def test_images_of_another_shape_are_refused() -> None:
+    net = toy().cuda()
+    stages = captured(net, images(2), parse("entropy:1"))
+    with pytest.raises(BadValueError, match="captured with"):
+        SteppedExits(stages)(images(3))
+
+
+def test_the_best_way_is_taken_and_named() -> None:
+    exits = make_exits(toy().cuda(), images(1), parse("entropy:1"))
+    if why_not(CUDA):
+        assert isinstance(exits, SteppedExits)
+        assert why_not(CUDA) in exits.description
+    else:
+        assert exits.description == "conditional graph node"
+
+
+def test_a_network_that_reads_the_device_runs_launch_by_launch() -> None:
+    class Reads(Toy):
+        def advance(self, exit: int, state: State, head: bool = True) -> Answer:
+            float(state[0].sum())
+            return super().advance(exit, state, head)
+
+    net, x = Reads().cuda().eval(), images(3)
+    exits = make_exits(net, x, parse("max-probability:0.3"))
+    assert isinstance(exits, EagerExits)
+    assert "could not be captured" in exits.description
+    wanted = masked(net, x, parse("max-probability:0.3"))
+    assert exits(x).exits.tolist() == wanted.exits.tolist()
+
+
+def test_compaction_and_masking_agree_on_the_device() -> None:
+    net, x, policy = toy().cuda(), images(64), parse("max-probability:0.3")
+    fast, slow = adaptive(net, x, policy), masked(net, x, policy)
+    assert fast.exits.tolist() == slow.exits.tolist()
+    assert torch.allclose(fast.logits, slow.logits, atol=1e-4)
+    assert adaptive(net, x[:0], policy).logits.shape == (0, 4)
+
+
+def test_costs_on_the_device_are_those_of_the_host() -> None:
+    costs: ExitCosts = exit_costs(toy().cuda(), images(1))
+    assert costs == exit_costs(toy(), images(1).cpu())
+
+
+@pytest.mark.slow
+def test_one_deadline_in_a_thousand_is_missed_at_most() -> None:
+    net, x = toy(exits=4).cuda(), images(32)
+    times = measure_stages(net, x, passes=2000)
+    generator = torch.Generator().manual_seed(0)
+    first = times.safe[0]
+    spans = first + torch.rand(100_000, generator=generator) * (2 * times.until[-1])
+    results = [deadline(net, x, span * 1e3, times) for span in spans.tolist()]
+    missed = [result for result in results if result.overshoot_s > 0]
+    assert len(missed) / len(results) <= 1e-3
+
+
+@pytest.mark.parametrize("text", POLICIES)
+def test_compaction_by_captured_sizes_answers_as_the_plain_pass(text: str) -> None:
+    net, policy, x = toy().cuda(), parse(text), images(64)
+    exits = BucketedExits(net, x, policy, exit_costs(net, x[:1]))
+    for seed in (1, 2, 3, 1):
+        x = images(64, seed)
+        wanted, got = adaptive(net, x, policy), exits(x)
+        assert got.exits.tolist() == wanted.exits.tolist()
+        assert torch.allclose(got.logits, wanted.logits, atol=1e-4)
+        assert got.macs.tolist() == wanted.macs.tolist()
+    with pytest.raises(BadValueError, match="captured with"):
+        exits(x[:3])

@@ -1,0 +1,210 @@
+"""The sandwich rule for IResNeXt, and its batch statistics taken anew."""
+
+from __future__ import annotations
+
+from typing import Tuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from narrowgauge_lab import precision
+from narrowgauge_lab.anytime.systems.iresnext import iresnext
+from narrowgauge_lab.anytime.systems.iresnext_parts import ExitNorm
+from narrowgauge_lab.anytime.systems.iresnext_training import Sandwich, recalibrate
+from narrowgauge_lab.augment import Augmentation, Feed
+from narrowgauge_lab.data import synthetic_data
+
+CPU = torch.device("cpu")
+FORMS = ("shared", "incremental")
+PLAIN = Augmentation()
+
+
+def _net(form: str = "shared") -> torch.nn.Module:
+    torch.manual_seed(0)
+    return iresnext(form, blocks=1, width=0.25, classes=4).train()
+
+
+def _batch(count: int = 8) -> Tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(count, 3, 32, 32, generator=generator)
+    return images, torch.arange(count) % 4
+
+
+def _draws(objective: Sandwich, epoch: int) -> torch.Tensor:
+    objective.begin_epoch(epoch, torch.nn.Identity())
+    return objective._table.clone()
+
+
+class TestSandwich:
+    @pytest.mark.parametrize("form", FORMS)
+    def test_the_losses_are_of_the_widest_the_narrowest_and_two_between(self, form: str) -> None:
+        net, objective = _net(form), Sandwich(seed=3, updates=5, device=CPU)
+        pair = objective._table[0].tolist()
+        images, labels = _batch()
+
+        losses = objective.losses(net, images, labels)
+
+        narrowest, widest, *between = _net(form).answers(images, (0, 7, *pair))
+        teacher = F.softmax(widest, 1).detach()
+        by_teacher = [
+            torch.mean(torch.sum(-teacher * F.log_softmax(each, 1), 1))
+            for each in (narrowest, *between)
+        ]
+        assert [loss is not None for loss in losses.per_exit] == [True] + [False] * 6 + [True]
+        assert torch.allclose(losses.per_exit[0], by_teacher[0])
+        assert torch.allclose(losses.per_exit[7], F.cross_entropy(widest, labels))
+        assert losses.extra is not None
+        assert torch.allclose(losses.extra, by_teacher[1] + by_teacher[2])
+        assert torch.allclose(losses.logits, widest)
+
+    def test_the_teacher_learns_nothing_from_those_it_teaches(self) -> None:
+        net, objective = _net(), Sandwich(seed=0, updates=1, device=CPU)
+
+        losses = objective.losses(net, *_batch())
+        assert losses.per_exit[0] is not None
+        assert losses.extra is not None
+        (losses.per_exit[0] + losses.extra).backward()
+
+        assert torch.count_nonzero(net.weight.grad[7]) == 0
+        assert torch.count_nonzero(net.weight.grad[0]) > 0
+
+    def test_one_exit_is_drawn_from_each_half_with_equal_odds(self) -> None:
+        table = _draws(Sandwich(seed=0, updates=3000, device=CPU), 0).numpy()
+
+        for half, exits in enumerate(((1, 2, 3), (4, 5, 6))):
+            counts = np.bincount(table[:, half], minlength=8)
+            assert counts.sum() == counts[list(exits)].sum() == 3000
+            # Six deviations of a binomial count of 3,000 with odds 1/3.
+            assert all(abs(counts[exit] - 1000) < 6 * 26 for exit in exits)
+
+    def test_a_resumed_epoch_has_the_same_draws_and_no_other_has(self) -> None:
+        going, resumed = (Sandwich(seed=4, updates=40, device=CPU) for _ in range(2))
+        first, second = _draws(going, 0), _draws(going, 1)
+
+        assert torch.equal(_draws(resumed, 1), second)
+        assert not torch.equal(first, second)
+        assert not torch.equal(_draws(Sandwich(seed=5, updates=40, device=CPU), 1), second)
+
+    def test_each_update_has_the_next_draw_and_an_epoch_begins_with_its_first(self) -> None:
+        net, objective = _net(), Sandwich(seed=0, updates=3, device=CPU)
+        seen = []
+        real = net.answers
+        net.answers = lambda images, exits: seen.append(exits[2:]) or real(images, exits)
+
+        for _ in range(4):  # one more than was said: it begins again, and never reads beyond
+            objective.losses(net, *_batch())
+        objective.begin_epoch(0, net)
+        objective.losses(net, *_batch())
+
+        table = [tuple(row) for row in objective._table.tolist()]
+        assert seen == [*table, table[0], table[0]]
+
+    def test_its_metrics_say_what_is_not_of_one_exit(self) -> None:
+        metrics = Sandwich(seed=0, updates=1, device=CPU).metrics()
+
+        assert metrics["random_exits_train_loss"] == ("nat", "computed")
+        assert "exit7_test_accuracy" in metrics
+
+    def test_the_widest_learns(self) -> None:
+        net, objective = _net(), Sandwich(seed=0, updates=14, device=CPU)
+        data = synthetic_data(0, channels=3, size=32, classes=4, train=16, test=1)
+        feed = Feed(data.train_images, data.train_labels, (0.5,) * 3, (0.2,) * 3, CPU)
+        images, labels = feed.batch(torch.arange(16))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        found = []
+        for _ in range(14):
+            optimizer.zero_grad()
+            losses = objective.losses(net, images, labels)
+            losses.total(objective.weights).backward()
+            optimizer.step()
+            found.append(losses.per_exit[7].item())
+
+        assert found[-1] < 0.6 * found[0]
+
+    @pytest.mark.gpu
+    def test_a_captured_step_is_the_step_of_the_host(self) -> None:
+        device = torch.device("cuda")
+        images, labels = (each.to(device) for each in _batch())
+        net = _net().to(device)
+        objective = Sandwich(seed=0, updates=4, device=device)
+        wanted = list(net.parameters())
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                losses = objective.losses(net, images, labels)
+                torch.autograd.grad(losses.total(objective.weights), wanted)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            losses = objective.losses(net, images, labels)
+            torch.autograd.grad(losses.total(objective.weights), wanted)
+        objective.begin_epoch(1, net)
+        for row in objective._table.tolist():
+            graph.replay()
+            exits = (0, 7, *row)
+            _, widest, *between = net.answers(images, exits)
+            teacher = F.softmax(widest, 1).detach()
+            expected = sum(-(teacher * F.log_softmax(b, 1)).sum(1).mean() for b in between)
+            assert torch.allclose(losses.extra, expected, rtol=1e-3)
+
+
+def _feed(count: int, augmentation: Augmentation = PLAIN) -> Feed:
+    random = np.random.RandomState(0)
+    images = random.randint(0, 256, (count, 3, 32, 32)).astype(np.uint8)
+    return Feed(images, np.arange(count) % 4, (0.5,) * 3, (0.25,) * 3, CPU, augmentation)
+
+
+class TestRecalibration:
+    @pytest.mark.parametrize("form", FORMS)
+    def test_statistics_are_the_plain_means_over_the_batches(self, form: str) -> None:
+        net, feed = _net(form), _feed(20)
+        mode = precision.enter("fp32", CPU)
+        net(_batch()[0] * 9)  # statistics that have to go
+
+        taken = recalibrate(net, feed, mode, images=16, batch_size=8, seed=0)
+
+        assert taken == 16
+        first = net.blocks[0].norm1
+        streams = [
+            F.conv2d(feed.batch(torch.arange(k, k + 8))[0], net.stem, padding=1) for k in (0, 8)
+        ]
+        mean = sum(stream.mean((0, 2, 3)) for stream in streams) / 2
+        var = sum(stream.var((0, 2, 3)) for stream in streams) / 2
+        rows = first.running_mean if isinstance(first, ExitNorm) else first.running_mean[None]
+        spreads = first.running_var if isinstance(first, ExitNorm) else first.running_var[None]
+        for row, spread in zip(rows, spreads):
+            assert torch.allclose(row, mean, atol=1e-5)
+            assert torch.allclose(spread, var, rtol=1e-3, atol=1e-5)
+
+    def test_weights_modes_and_momenta_stay(self) -> None:
+        net = _net().eval()
+        weights = [p.clone() for p in net.parameters()]
+
+        recalibrate(net, _feed(8), precision.enter("fp32", CPU), images=8, batch_size=4, seed=0)
+
+        assert all(torch.equal(a, b) for a, b in zip(weights, net.parameters()))
+        assert not any(module.training for module in net.modules())
+        assert {m.momentum for m in net.modules() if isinstance(m, ExitNorm)} == {0.1}
+
+    def test_augmentation_is_drawn_by_the_seed(self) -> None:
+        found = []
+        for seed in (1, 1, 2):
+            net, feed = _net(), _feed(8, Augmentation(padding=4, flip=True))
+            feed.redraw(torch.Generator().manual_seed(99 + len(found)))  # what an epoch left
+            mode = precision.enter("fp32", CPU)
+            recalibrate(net, feed, mode, images=8, batch_size=8, seed=seed)
+            found.append(net.norm.running_mean.clone())
+
+        assert torch.equal(found[0], found[1])
+        assert not torch.equal(found[0], found[2])
+
+    def test_of_no_images_nothing_changes(self) -> None:
+        net = _net()
+        before = net.norm.running_mean.clone()
+
+        mode = precision.enter("fp32", CPU)
+        assert recalibrate(net, _feed(4), mode, images=0, batch_size=4, seed=0) == 0
+        assert torch.equal(net.norm.running_mean, before)

@@ -1,0 +1,197 @@
+"""Thresholds fitted on a validation split: what they reach, and what they must not see."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from exit_cases import logits_of
+
+from narrowgauge_contract.errors import BadValueError
+from narrowgauge_lab.anytime.costs import ExitCosts
+from narrowgauge_lab.anytime.policies import MaxProbability, parse
+from narrowgauge_lab.anytime.thresholds import (
+    METHODS,
+    LabelledLogits,
+    OperatingPoint,
+    choose,
+    fit,
+    front,
+    score,
+)
+
+COSTS = ExitCosts((10, 40, 100), (10, 35, 90), (8, 28, 58), (2, 2, 2))
+
+
+def made(samples: int = 400, exits: int = 3, seed: int = 0, split: str = "validation"):
+    """Logits that are the likelier right the surer they are, and better from exit to exit."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 5, samples)
+    hard = generator.uniform(0, 1, samples)
+    logits = generator.normal(0, 1, (exits, samples, 5))
+    for number in range(exits):
+        logits[number, np.arange(samples), labels] += 6 * (1 - hard) * (1 + number)
+    return LabelledLogits(split, logits.astype(np.float32), labels)
+
+
+def test_a_score_is_of_the_answers_that_samples_leave_with() -> None:
+    told = logits_of([3.0, 0.0, -3.0, 0.1], [3.0, 3.0, -3.0, 3.0], [-3.0, 3.0, 3.0, 3.0])
+    data = LabelledLogits("validation", told, torch.tensor([0, 0, 1, 1]))
+    point = score(parse("max-probability:0.9"), data, COSTS)
+    # Samples 0 and 2 leave at exit 0, both right; 1 (right) and 3 (wrong) at exit 1.
+    assert point.shares == (0.5, 0.5, 0.0)
+    assert point.accuracy == pytest.approx(75.0)
+    assert point.macs == pytest.approx((10 + 10 + 40 + 40) / 4)
+    assert parse(point.policy).thresholds == (0.9,)
+
+
+def test_macs_that_depend_on_the_sample_are_taken_where_there_are_any() -> None:
+    told = logits_of([3.0, 0.0], [3.0, 3.0])
+    macs = np.array([[1.0, 2.0], [30.0, 40.0]])
+    data = LabelledLogits("validation", told, torch.tensor([0, 0]), macs)
+    point = score(parse("max-probability:0.9"), data, COSTS)
+    assert point.macs == pytest.approx((1 + 40) / 2)
+
+
+@pytest.mark.parametrize("kind", ["entropy", "entropy-normalised", "max-probability", "margin"])
+@pytest.mark.parametrize("method", METHODS)
+def test_points_rise_in_cost_and_accuracy_and_are_what_their_policy_comes_to(
+    kind: str, method: str
+) -> None:
+    data = made()
+    points = fit(data, COSTS, kind, method)
+    assert len(points) >= 3
+    for cheap, dear in zip(points, points[1:]):
+        assert cheap.macs < dear.macs
+        assert cheap.accuracy < dear.accuracy
+    for point in points:
+        assert score(parse(point.policy, 3), data, COSTS) == point
+        assert sum(point.shares) == pytest.approx(1.0)
+
+
+def test_thresholds_save_work_at_no_loss_and_beat_stopping_everybody() -> None:
+    points = fit(made(), COSTS, "entropy", "knapsack")
+    alone = [100.0 * float(right.double().mean()) for right in made().right]
+    best = choose(points)
+    assert best.accuracy >= alone[-1]
+    assert best.macs < COSTS.cumulative[-1]
+
+
+def test_one_threshold_of_the_knapsack_is_the_best_there_is_at_its_price() -> None:
+    data = made(samples=60, exits=2)
+    costs = ExitCosts((10, 40), (10, 40), (8, 28), (2, 2))
+    found = fit(data, costs, "max-probability", "knapsack")
+    rule = MaxProbability([0.0])
+    places = [*rule.measure(data.logits[0]).tolist(), float("inf")]
+    others = [score(MaxProbability([place]), data, costs) for place in places]
+    for price in (1e-3, 1e-2, 0.1, 1.0):
+
+        def worth(point: OperatingPoint, price: float = price) -> float:
+            return point.accuracy / 100 - price * point.macs / 40
+
+        assert max(map(worth, found)) == pytest.approx(max(map(worth, others)))
+
+
+def test_moving_one_threshold_of_the_knapsack_alone_gains_nothing() -> None:
+    data, price = made(samples=60), 0.1
+    found = fit(data, COSTS, "max-probability", "knapsack")
+
+    def worth(point: OperatingPoint) -> float:
+        return point.accuracy / 100 - price * point.macs / 100
+
+    best = max(found, key=worth)
+    thresholds = parse(best.policy, 3).thresholds
+    for place, value in itertools.product((0, 1), [0.0, 0.4, 0.6, 0.8, 0.9, 0.99, 2.0]):
+        moved = [*thresholds]
+        moved[place] = value
+        assert worth(score(MaxProbability(moved), data, COSTS)) <= worth(best) + 1e-12
+
+
+def test_geometric_shares_fall_and_grow_with_the_factor() -> None:
+    points = fit(made(), COSTS, "max-probability", "geometric")
+    assert points[0].shares[0] == pytest.approx(0.95, abs=0.01)
+    first, last = zip(*((point.shares[0], point.shares[-1]) for point in points))
+    assert list(first) == sorted(first, reverse=True)
+    assert list(last) == sorted(last)
+    assert last[-1] > 2 * last[0]
+
+
+def test_patience_is_a_grid_of_counts() -> None:
+    points = fit(made(exits=3), COSTS, "patience", "grid")
+    assert {point.policy for point in points} <= {"patience:1", "patience:2"}
+    with pytest.raises(BadValueError, match="patience has no thresholds"):
+        fit(made(), COSTS, "patience", "knapsack")
+
+
+@pytest.mark.parametrize("split", ["test", "Test", "test-1000"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_test_split_is_refused_and_may_be_scored(split: str, method: str) -> None:
+    data = made(split=split)
+    with pytest.raises(BadValueError, match="cannot be fitted on the split") as error:
+        fit(data, COSTS, "entropy", method)
+    assert "validation" in error.value.next_step
+    assert score(parse("entropy:0.5"), data, COSTS).split == split
+
+
+@pytest.mark.parametrize(("kind", "method"), [("sureness", "grid"), ("entropy", "guess")])
+def test_an_unknown_kind_or_method_is_refused_with_those_there_are(kind: str, method: str) -> None:
+    with pytest.raises(BadValueError) as error:
+        fit(made(), COSTS, kind, method)
+    assert "knapsack" in error.value.next_step
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_of_a_network_that_diverged_are_refused(bad: float) -> None:
+    logits = np.zeros((3, 4, 2), dtype=np.float32)
+    logits[1, 2, 0] = bad
+    with pytest.raises(BadValueError, match="not finite"):
+        LabelledLogits("validation", logits, np.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels"), [((3, 4, 2), 5), ((4, 2), 4), ((3, 0, 2), 0), ((0, 4, 2), 3)]
+)
+def test_logits_and_labels_that_do_not_match_are_refused(logits: tuple, labels: int) -> None:
+    with pytest.raises(BadValueError, match="do not belong together"):
+        LabelledLogits("validation", np.zeros(logits, dtype=np.float32), np.zeros(labels))
+
+
+def test_costs_of_another_network_are_refused() -> None:
+    with pytest.raises(BadValueError, match="costs of 3 exits"):
+        score(parse("entropy:1"), made(exits=2), COSTS)
+
+
+def test_one_exit_and_one_sample_can_be_fitted() -> None:
+    costs = ExitCosts((10,), (10,), (8,), (2,))
+    for method in METHODS:
+        points = fit(made(samples=1, exits=1), costs, "entropy", method)
+        assert [point.shares for point in points] == [(1.0,)]
+
+
+def test_samples_that_are_equally_sure_leave_together() -> None:
+    told = logits_of([2.0, 2.0, 2.0, 2.0], [2.0, -2.0, 2.0, -2.0])
+    data = LabelledLogits("validation", told, torch.tensor([0, 1, 0, 1]))
+    costs = ExitCosts((10, 40), (10, 40), (8, 28), (2, 2))
+    for kind, method in itertools.product(["entropy", "margin"], ["geometric", "knapsack"]):
+        for point in fit(data, costs, kind, method):
+            assert point.shares in ((1.0, 0.0), (0.0, 1.0))
+
+
+def test_half_precision_logits_can_be_fitted() -> None:
+    data = made()
+    half = LabelledLogits("validation", data.logits.half().numpy(), data.labels.numpy())
+    assert len(fit(half, COSTS, "entropy", "knapsack")) >= 3
+
+
+def test_only_what_nobody_beats_stays_and_the_cheapest_good_one_is_chosen() -> None:
+    def point(name: str, accuracy: float, macs: float) -> OperatingPoint:
+        return OperatingPoint(name, "validation", accuracy, macs, (1.0,))
+
+    kept = front([point("a", 90, 10), point("b", 89, 20), point("c", 95, 30), point("d", 95, 40)])
+    assert [each.policy for each in kept] == ["a", "c"]
+    assert choose(kept).policy == "c"
+    assert choose(kept, lose=5).policy == "a"
+    with pytest.raises(BadValueError, match="no operating point"):
+        choose([])

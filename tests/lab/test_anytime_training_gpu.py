@@ -1,0 +1,57 @@
+"""What only a GPU can show of training by exits: captured steps equal eager ones."""
+
+# unverified: projections in a captured step | no GPU here | pytest -m gpu on a machine with one
+
+from __future__ import annotations
+
+from typing import List
+
+import pytest
+import torch
+from anytime_cases import EXITS, ThreeExits, made_up
+
+from narrowgauge_lab import precision, torch_compat
+from narrowgauge_lab.anytime.feeds import make_splits
+from narrowgauge_lab.anytime.gradients import Combination, Orthogonalised, PCGrad, Sum
+from narrowgauge_lab.anytime.objective import ExitLosses
+from narrowgauge_lab.anytime.stepping import ExitStepper
+from narrowgauge_lab.distributed import ALONE
+from narrowgauge_lab.optim import SGD
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+
+
+def _walk(graphs: str, combination: Combination, name: str) -> ExitStepper:
+    """Twelve updates of ten images: three warm up, nine are replayed."""
+    torch.manual_seed(0)
+    net = ThreeExits(dropout=0.0).to(CUDA).train()
+    objective = ExitLosses(EXITS, combination)
+    optimizer = combination.optimizer(SGD(net, 0.05), EXITS)
+    feed = make_splits(made_up(), CUDA, validation=20).training
+    mode = precision.enter(name, CUDA)
+    stepper = ExitStepper(net, optimizer, feed, mode, ALONE, 10, graphs, objective)
+    stepper.begin()
+    for start in range(12):
+        stepper((torch.arange(10, device=CUDA) + 7 * start) % len(feed))
+    return stepper
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp16"])
+@pytest.mark.parametrize(
+    "combination",
+    [Sum(), PCGrad(), Orthogonalised(), Orthogonalised(per_tensor=True, momentum=0.9)],
+    ids=str,
+)
+def test_a_captured_step_does_what_the_eager_one_does(combination: Combination, name: str) -> None:
+    if not torch_compat.graphs_available(CUDA):
+        pytest.skip("this torch has no CUDA graphs")
+    walks: List[ExitStepper] = [_walk(graphs, combination, name) for graphs in ("off", "auto")]
+
+    assert [walk.description for walk in walks] == ["off", "cuda-graph"]
+    tolerance = 1e-3 if name == "fp32" else 5e-2
+    one, other = (walk.optimizer.values for walk in walks)
+    assert float((one - other).abs().max()) <= tolerance
+    sums = [walk.sums.tolist() for walk in walks]
+    assert sums[0] == pytest.approx(sums[1], rel=tolerance)

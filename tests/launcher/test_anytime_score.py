@@ -1,0 +1,409 @@
+"""`narrowgauge anytime-score`, from recorded runs to its table, files and pictures."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from anytime_score_cases import MACS, answers, latencies, recorded, with_samples
+from PIL import Image
+from rich.console import Console
+
+from narrowgauge.anytime import picture
+from narrowgauge.anytime.families import families_of
+from narrowgauge.anytime.gather import gather
+from narrowgauge.anytime.picture import draw_scoring
+from narrowgauge.anytime.scoring import Scoring, score
+from narrowgauge.anytime.showing import print_scoring, scoring_csv, scoring_json
+from narrowgauge.cli.app import run_program
+from narrowgauge.errors import UsageError
+from narrowgauge.store import RunFolder
+from narrowgauge_contract.errors import DamagedRecordError
+from narrowgauge_scores.scalars import area_of, range_of
+from narrowgauge_scores.side_file import RunLogits
+
+
+def _scored(*folders: RunFolder) -> Scoring:
+    return score(gather(folders))
+
+
+def _told(found: Scoring) -> str:
+    stream = io.StringIO()
+    print_scoring(found, Console(file=stream, width=200))
+    return stream.getvalue()
+
+
+def _strict(text: str) -> Any:
+    """JSON as the standard has it, without NaN."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_seeds_make_a_family_and_systems_make_several(tmp_path: Path) -> None:
+    folders = [recorded(tmp_path, answers("toynet", seed=seed), number=seed) for seed in (2, 0, 1)]
+    folders.append(recorded(tmp_path, answers("other", 0.7), number=9))
+    found = _scored(*folders)
+
+    toynet, other = found.families
+    assert (toynet.label, other.label) == ("toynet", "other")
+    assert toynet.family.seeds == (0, 1, 2)
+    runs = toynet.family.runs
+    expected = np.mean([area_of(run, found.range) for run in runs])
+    assert toynet.macs.area.value == pytest.approx(expected)
+    assert toynet.figures["area"].mean == pytest.approx(expected)
+    assert toynet.figures["area"].seeds == 3
+    assert toynet.figures["area"].least <= toynet.figures["area"].mean
+    assert toynet.macs.area.low < expected < toynet.macs.area.high
+    assert toynet.macs.costs == MACS
+    assert found.range == range_of(runs[0])
+
+
+def test_two_families_are_told_apart_pairwise(tmp_path: Path) -> None:
+    good, bad = answers("good", 1.2), answers("bad", 0.6)
+    found = _scored(recorded(tmp_path, good, number=1), recorded(tmp_path, bad, number=2))
+
+    (pair,) = found.pairs
+    assert (pair.one, pair.other, pair.over) == ("good", "bad", "MACs")
+    difference = found.families[0].macs.area.value - found.families[1].macs.area.value
+    assert pair.difference.value == pytest.approx(difference)
+    assert pair.difference.excludes_zero
+    assert "told apart" in _told(found)
+
+
+def test_a_family_is_not_told_apart_from_itself(tmp_path: Path) -> None:
+    one, same = answers("one"), answers("same")
+    found = _scored(recorded(tmp_path, one, number=1), recorded(tmp_path, same, number=2))
+
+    assert not found.pairs[0].difference.excludes_zero
+    assert "not told apart" in _told(found)
+
+
+def test_images_in_another_order_are_paired_by_their_numbers(tmp_path: Path) -> None:
+    plain = answers("plain")
+    order = np.random.default_rng(0).permutation(plain.test.images)
+    test = plain.test
+    shuffled = dataclasses.replace(
+        plain,
+        family="shuffled",
+        test=dataclasses.replace(
+            test,
+            logits=test.logits[:, order],
+            labels=test.labels[order],
+            samples=test.samples[order],
+        ),
+    )
+    found = _scored(recorded(tmp_path, plain, number=1), recorded(tmp_path, shuffled, number=2))
+
+    assert found.pairs[0].difference.low == found.pairs[0].difference.high == 0.0
+
+
+_OTHERS: dict[str, dict[str, Any]] = {
+    "mnist": {"data": "mnist"},
+    "cifar10 (made up)": {"synthetic": True},
+    "200 test images": {"images": 200},
+}
+
+
+@pytest.mark.parametrize("words", list(_OTHERS))
+def test_runs_of_different_tests_go_on_no_common_axis(tmp_path: Path, words: str) -> None:
+    other = answers("other", **_OTHERS[words])
+    folders = recorded(tmp_path, answers(), number=1), recorded(tmp_path, other, number=2)
+    with pytest.raises(UsageError, match="no common axis") as told:
+        gather(folders)
+
+    assert words in told.value.why
+    assert folders[1].name in told.value.why
+    assert "300 test images of cifar10" in told.value.why
+    assert told.value.next_step
+
+
+def test_other_images_of_the_same_set_are_another_test(tmp_path: Path) -> None:
+    plain = answers()
+    other = with_samples(plain, np.arange(100, 400))
+    folders = recorded(tmp_path, plain, number=1), recorded(tmp_path, other, number=2)
+    with pytest.raises(UsageError) as told:
+        gather(folders)
+
+    assert "200 are the same" in told.value.why
+
+
+def test_other_labels_of_the_same_images_are_another_test(tmp_path: Path) -> None:
+    plain = answers()
+    labels = (plain.test.labels + 1) % 4
+    other = dataclasses.replace(plain, test=dataclasses.replace(plain.test, labels=labels))
+    folders = recorded(tmp_path, plain, number=1), recorded(tmp_path, other, number=2)
+    with pytest.raises(UsageError) as told:
+        gather(folders)
+
+    assert "other labels" in told.value.why
+
+
+def test_rows_without_answers_are_named_and_left_out(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, answers(), None, number=1)
+    invalid = recorded(tmp_path, answers(), number=2, reasons=("it diverged",))
+    found = _scored(folder, invalid)
+
+    assert len(found.families) == 1
+    assert any("row 1: it kept no logits.npz" in note for note in found.notes)
+    assert any("not valid: it diverged" in note for note in found.notes)
+
+
+def test_no_answers_at_all_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no row of these runs") as told:
+        gather([recorded(tmp_path, None)])
+
+    assert "kept no logits.npz" in told.value.why
+
+
+def test_a_changed_side_file_is_an_error(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, answers())
+    path = folder.out / "row-0" / "logits.npz"
+    path.write_bytes(path.read_bytes()[:-100])
+
+    with pytest.raises(DamagedRecordError, match="missing or was changed"):
+        gather([folder])
+
+
+def test_a_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, answers())
+
+    assert len(gather([folder, RunFolder(folder.path)]).answered) == 1
+
+
+def test_a_seed_that_ran_twice_counts_once_and_is_said(tmp_path: Path) -> None:
+    first, again = (recorded(tmp_path, answers(), number=number) for number in (1, 2))
+    families, dropped = families_of(gather([first, again]).answered)
+
+    assert [row.run_id for row in families[0].rows] == [again.name]
+    assert first.name in dropped[0]
+
+
+def test_what_differs_in_a_parameter_is_another_family_called_by_it(tmp_path: Path) -> None:
+    found = _scored(recorded(tmp_path, answers(), answers(seed=1)))
+
+    assert [each.label for each in found.families] == ["toynet, system=a", "toynet, system=b"]
+
+
+def test_what_costs_differently_is_another_family_with_a_number(tmp_path: Path) -> None:
+    dear = answers(macs=(500_000, 2_000_000, 9_000_000))
+    found = _scored(recorded(tmp_path, answers(), number=1), recorded(tmp_path, dear, number=2))
+
+    assert [each.label for each in found.families] == ["toynet (1)", "toynet (2)"]
+
+
+def test_one_seed_is_said_to_be_one(tmp_path: Path) -> None:
+    found = _scored(recorded(tmp_path, answers()))
+
+    assert any("one seed only" in note for note in found.notes)
+    assert found.pairs == ()
+
+
+def test_latencies_of_one_device_make_a_second_axis(tmp_path: Path) -> None:
+    fast = answers("fast", latency=latencies(1, 2, 4), device="board")
+    slow = answers("slow", latency=latencies(2, 4, 8), device="board")
+    untimed = answers("untimed")
+    folders = [recorded(tmp_path, run, number=n) for n, run in enumerate((fast, slow, untimed))]
+    found = _scored(*folders)
+
+    assert found.device == "board"
+    assert found.latency_range is not None
+    assert found.latency_range.low == pytest.approx(0.001, rel=0.11)
+    assert found.latency_range.high == pytest.approx(0.008, rel=0.11)
+    over = {(p.one, p.other): p.difference for p in found.pairs if p.over == "latency"}
+    assert over[("fast", "slow")].low > 0
+    assert len(over) == 1
+    assert any("without latencies: untimed" in note for note in found.notes)
+
+
+def test_latencies_of_two_devices_go_on_no_common_axis(tmp_path: Path) -> None:
+    one = answers("one", latency=latencies(1, 2, 4), device="board")
+    # "cpu" is named by the record.
+    other = answers("other", latency=latencies(1, 2, 4), device="cpu")
+    found = _scored(recorded(tmp_path, one, number=1), recorded(tmp_path, other, number=2))
+
+    assert found.latency_range is None
+    assert any("EPYC, 2 threads, board" in note for note in found.notes)
+    assert all(pair.over == "MACs" for pair in found.pairs)
+
+
+def test_made_up_data_is_scored_on_what_its_runs_span_and_says_so(tmp_path: Path) -> None:
+    found = _scored(recorded(tmp_path, answers(synthetic=True, data="synthetic")))
+
+    assert (found.range.low, found.range.high) == (MACS[0], MACS[-1])
+    assert "made up" in _told(found)
+
+
+def test_a_static_network_is_what_others_are_held_against(tmp_path: Path) -> None:
+    plain = answers("plain", 0.5, exits=1, macs=(5_000_000,))
+    found = _scored(recorded(tmp_path, answers(), number=1), recorded(tmp_path, plain, number=2))
+    gains = {each.label: each.static_gain for each in found.families}
+
+    assert gains["plain"] is None
+    best = max(e.value for e in found.families[0].macs.accuracies)
+    static = found.families[1].macs.accuracies[0].value
+    assert gains["toynet"] is not None
+    assert gains["toynet"] >= best - static
+
+
+def test_json_has_everything_and_no_nan(tmp_path: Path) -> None:
+    timed = answers(latency=latencies(1, 2, 4), device="board")
+    # Its first exit is always right: of those that were wrong there, nothing can be said.
+    right = np.zeros_like(timed.test.logits)
+    np.put_along_axis(right, timed.test.labels[np.newaxis, :, np.newaxis], 9.0, axis=2)
+    perfect = answers("perfect", test=dataclasses.replace(timed.test, logits=right))
+    found = _scored(recorded(tmp_path, timed, number=1), recorded(tmp_path, perfect, number=2))
+    body = _strict(json.dumps(scoring_json(found)))
+
+    toynet, sure = body["families"]
+    assert {"area", "area_own", "hypervolume", "ece_exit2"} <= set(toynet["figures"])
+    seed = toynet["seeds"][0]
+    assert seed["oracle"][-1]["accuracy"] >= toynet["macs"]["accuracies"][-1]["value"]
+    profile = seed["profile"]
+    assert profile["accuracy"] == sorted(profile["accuracy"])
+    assert profile["accuracy"][0] == pytest.approx(0.25)
+    assert sure["seeds"][0]["conditional"]["mended"] == [None, None, None]
+    assert sure["seeds"][0]["profile"] is None
+    assert body["pairs"][0]["told_apart"] in (True, False)
+
+
+def test_csv_has_a_line_for_each_figure(tmp_path: Path) -> None:
+    found = _scored(recorded(tmp_path, answers()))
+    rows = list(csv.DictReader(io.StringIO(scoring_csv(found))))
+
+    named = {row["figure"]: row for row in rows}
+    assert len(named) == len(rows) == len(found.families[0].figures)
+    assert float(named["area"]["low"]) < float(named["area"]["mean"]) < float(named["area"]["high"])
+    accuracy = named["exit0_accuracy"]
+    assert float(accuracy["low"]) < float(accuracy["mean"]) < float(accuracy["high"]) <= 100
+    assert named["monotonicity"]["low"] == ""
+
+
+def test_a_name_with_markup_is_printed_as_it_is(tmp_path: Path) -> None:
+    hostile = [answers("[bold]a[/bold]", 1.1), answers("[/]", 0.9)]
+    folders = [recorded(tmp_path, run, number=n) for n, run in enumerate(hostile)]
+
+    text = _told(_scored(*folders))
+    assert "[bold]a[/bold]" in text
+    assert "[/]" in text
+
+
+def _many(tmp_path: Path, count: int) -> list[RunFolder]:
+    return [
+        recorded(
+            tmp_path,
+            answers(
+                f"a family with quite a long name, number {number}",
+                0.6 + 0.08 * number,
+                latency=latencies(1 + number, 2 + number, 4 + number),
+                device="board",
+            ),
+            number=number,
+        )
+        for number in range(count)
+    ]
+
+
+def test_pictures_hold_something_and_are_always_the_same(tmp_path: Path) -> None:
+    found = _scored(*_many(tmp_path / "runs", 3))
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+        made = draw_scoring(found, folder)
+        assert {path.name for path in made} == {
+            f"anytime-{axis}.{suffix}" for axis in ("macs", "latency") for suffix in ("svg", "png")
+        }
+    for path in folders[0].iterdir():
+        assert path.read_bytes() == (folders[1] / path.name).read_bytes()
+    with Image.open(folders[0] / "anytime-macs.png") as image:
+        assert image.width > 1000
+        assert len(image.convert("RGB").getcolors(1 << 20) or []) > 100
+
+
+def test_more_families_than_a_picture_holds_are_said_to_be_left_out(tmp_path: Path) -> None:
+    found = _scored(*_many(tmp_path / "runs", 12))
+    drawn = picture._against_macs(found)
+
+    assert "2 families of least area not drawn" in drawn.get_supxlabel()
+    names = " ".join(text.get_text().replace("\n", " ") for text in drawn.axes[0].texts)
+    assert "number 11" in names
+    assert "number 2" in names
+    assert "number 1 " not in names + " "
+
+
+def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [
+        recorded(tmp_path / "results", answers(name), number=n).name
+        for n, name in enumerate(("one", "two"))
+    ]
+    words = ["anytime-score", *names, "--results", str(tmp_path / "results")]
+    errors = io.StringIO()
+    assert run_program([*words, "--out", str(tmp_path / "out")], {}, errors) == 0
+    assert "2 families on 300 test images of cifar10" in capsys.readouterr().out
+    made = {path.name for path in (tmp_path / "out").iterdir()}
+    assert made == {"anytime.json", "anytime.csv", "anytime-macs.svg", "anytime-macs.png"}
+
+    assert run_program([*words, "--json"], {}, errors) == 0
+    printed = _strict(capsys.readouterr().out)
+    assert printed == _strict((tmp_path / "out" / "anytime.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ([], 2, "RUN"),
+        (["none-such"], 2, "unknown run 'none-such'"),
+        (["latest", "--out", "{file}/in"], 23, "error"),
+    ],
+)
+def test_bad_words_have_their_codes(tmp_path: Path, words: list[str], code: int, told: str) -> None:
+    recorded(tmp_path / "results", answers())
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    given = [word.format(file=tmp_path / "file") for word in words]
+    errors = io.StringIO()
+    command = ["anytime-score", *given, "--results", str(tmp_path / "results")]
+
+    assert run_program(command, {}, errors) == code
+    assert told in errors.getvalue()
+
+
+def _variants() -> list[RunLogits]:
+    base = {"base_accuracy": 60.0, "base_macs": 3_000_000}
+    return [answers(latency=latencies(1, 2, 4), **base), answers(val=None)]
+
+
+def test_a_run_draws_its_own_exits(tmp_path: Path) -> None:
+    from narrowgauge.draw import draw_run
+    from narrowgauge.noise import Floors
+
+    folder = recorded(tmp_path, *_variants())
+    made = {path.name for path in draw_run(folder, Floors.none())}
+
+    expected = {f"exits-system-{name}.{suffix}" for name in "ab" for suffix in ("svg", "png")}
+    assert expected <= made
+
+
+def test_a_run_without_answers_draws_no_exits(tmp_path: Path) -> None:
+    from narrowgauge.draw import draw_run
+    from narrowgauge.noise import Floors
+
+    made = draw_run(recorded(tmp_path, None), Floors.none())
+    assert not [path for path in made if path.name.startswith("exits")]
+
+
+def test_damaged_answers_are_told_when_drawn(tmp_path: Path) -> None:
+    from narrowgauge.draw import draw_run
+    from narrowgauge.noise import Floors
+
+    folder = recorded(tmp_path, answers())
+    (folder.out / "row-0" / "logits.npz").write_bytes(b"PK")
+    with pytest.raises(DamagedRecordError):
+        draw_run(folder, Floors.none())
