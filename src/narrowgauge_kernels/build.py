@@ -170,7 +170,8 @@ def _compile_command(unit: Unit, target: Path, tools: _Toolset) -> List[str]:
         start = [tools.nvcc.path, "-ccbin", tools.cxx.path]
     else:
         start = [tools.cxx.path]
-    include = ["-isystem", tools.facts.include] if unit.uses_torch else []
+    include = ["-I", str(CSRC)]
+    include += ["-isystem", tools.facts.include] if unit.uses_torch else []
     return [*start, *unit.flags, *include, "-c", str(unit.source), "-o", str(target)]
 
 

@@ -6,8 +6,8 @@
 
 a is the activation, b the weight. The file is one on its own: it may include the standard library's
 headers (CUDA's, where it is compiled for a GPU), and MAC_INLINE is defined before it starts. It is
-compiled together with the templates of csrc/manual_float_micro.h for the CPU, where contraction of
-a*b + c is off, and with those of csrc/cuda/manual_float_launch.h for CUDA.
+compiled together with templates in csrc/manual_float/: those of manual_float_micro.h for the CPU,
+where contraction of a*b + c is off, and those of cuda/manual_float_launch.h for CUDA.
 
 Libraries are kept in $XDG_CACHE_HOME/narrowgauge/macs (~/.cache by default) by the content of the
 file and of our headers, the compilers' versions, and what they are for.
@@ -41,11 +41,11 @@ _CXX_FLAGS = ("-std=c++14", "-O3", "-fPIC", "-ffp-contract=off", "-fvisibility=h
 _ISA_FLAGS = {"avx2": ("-mavx2", "-mfma"), "avx512": ("-mavx512f", "-mfma")}
 _NVCC_FLAGS = ("-std=c++14", "-O3", "-Xcompiler=-fPIC", "-Xcompiler=-fvisibility=hidden")
 
-_CPU_SOURCE = """#include "manual_float_custom.h"
+_CPU_SOURCE = """#include "manual_float/manual_float_custom.h"
 #include "functor.h"
 NARROWGAUGE_MANUAL_CPU(Multiply)
 """
-_CUDA_SOURCE = """#include "cuda/manual_float_launch.h"
+_CUDA_SOURCE = """#include "manual_float/cuda/manual_float_launch.h"
 #include "functor.h"
 NARROWGAUGE_MANUAL_CUDA(Multiply)
 """

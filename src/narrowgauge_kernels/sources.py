@@ -100,7 +100,7 @@ def library_name(library: Library) -> str:
 def units(csrc: Path, facts: TorchFacts, architectures: Tuple[str, ...]) -> Tuple[Unit, ...]:
     """Every file to compile for this torch; without architectures, the CPU library's only."""
     found = []
-    for source in sorted(csrc.glob("*.cpp")):
+    for source in sorted(csrc.rglob("*.cpp")):
         if source.stem.endswith("_cuda"):
             if architectures:
                 flags = (*_torch_flags(facts), *_NVCC_HOST_FLAGS)
@@ -112,7 +112,7 @@ def units(csrc: Path, facts: TorchFacts, architectures: Tuple[str, ...]) -> Tupl
             found.append(Unit(source, Library.CPU, Tool.CXX, flags, uses_torch=True))
     if architectures:
         flags = (*_NVCC_DEVICE_FLAGS, *(_code_flag(name) for name in architectures))
-        for source in sorted((csrc / "cuda").glob("*.cu")):
+        for source in sorted(csrc.rglob("*.cu")):
             found.append(Unit(source, Library.CUDA, Tool.NVCC, flags, uses_torch=False))
     return tuple(found)
 

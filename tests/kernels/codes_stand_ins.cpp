@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "manual_codes_amx.h"
-#include "manual_codes_job.h"
+#include "manual_codes/manual_codes_amx.h"
+#include "manual_codes/manual_codes_job.h"
 
 namespace narrowgauge {
 namespace codes {

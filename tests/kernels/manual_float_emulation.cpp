@@ -167,8 +167,8 @@ void wait_copies() {
 }  // namespace manual_float
 }  // namespace narrowgauge
 
-#include "cuda/manual_float.cuh"
-#include "cuda/manual_float_plan.h"
+#include "manual_float/cuda/manual_float.cuh"
+#include "manual_float/cuda/manual_float_plan.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 // GPU. Everything but that driver is what runs on one. Called through ctypes.
 #include <cstdlib>
 
-#include "pinned_allocator.h"
+#include "pinned_memory/pinned_allocator.h"
 
 using namespace narrowgauge::pinned;
 

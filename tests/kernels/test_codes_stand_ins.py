@@ -43,7 +43,7 @@ def compiled(source, folder):
 def objects(tmp_path_factory):
     """Of codes_stand_ins.cpp and every kernel, by name."""
     folder = tmp_path_factory.mktemp("objects")
-    made = {name: compiled(CSRC / f"manual_codes_{name}.cpp", folder) for name in KERNELS}
+    made = {name: compiled(CSRC / "manual_codes" / f"manual_codes_{name}.cpp", folder) for name in KERNELS}
     return {"program": compiled(HERE / "codes_stand_ins.cpp", folder), **made}
 
 
@@ -79,7 +79,7 @@ def test_every_bit_is_that_of_the_definition(objects, tmp_path):
 )
 def test_a_wrong_kernel_is_noticed(objects, tmp_path, name, right, wrong, says):
     """One instruction with another operand."""
-    text = (CSRC / f"manual_codes_{name}.cpp").read_text(encoding="utf-8")
+    text = (CSRC / "manual_codes" / f"manual_codes_{name}.cpp").read_text(encoding="utf-8")
     assert text.count(right) == 1
     source = tmp_path / "wrong.cpp"
     source.write_text(text.replace(right, wrong), encoding="utf-8")

@@ -72,7 +72,7 @@ def tiered(names):
 @pytest.mark.parametrize("header", HEADERS, ids=lambda path: path.name)
 def test_device_code_compiles_with_nvrtc(nvrtc, header, capability):
     """To machine code, with every kernel in it."""
-    code = nvrtc.compile(header, capability, header.parent)
+    code = nvrtc.compile(header, capability, CSRC)
     assert code.startswith(b"\x7fELF")
     # One section of instructions per kernel; the names are also in the section-name table once.
     assert len(set(re.findall(rb"\.text\.(\w+)", code))) == kernels_of(header)
@@ -90,7 +90,7 @@ def test_the_locale_survives(nvrtc):
     """The thread's, by which Python reads files, and the process's."""
     before = locale.nl_langinfo(locale.CODESET), locale.setlocale(locale.LC_ALL)
 
-    nvrtc.compile(HEADERS[0], "7.0", HEADERS[0].parent)
+    nvrtc.compile(HEADERS[0], "7.0", CSRC)
 
     assert (locale.nl_langinfo(locale.CODESET), locale.setlocale(locale.LC_ALL)) == before
 
@@ -119,6 +119,8 @@ def test_launchers_compile_with_nvcc(launcher, capability, tmp_path):
             f"-gencode=arch=compute_{number},code=sm_{number}",
             "-cubin",
             "-Werror=all-warnings",
+            "-I",
+            str(CSRC),
             "-o",
             str(target),
             str(launcher),

@@ -143,7 +143,7 @@ UNCHECKED = re.compile(r"^\s*(?:cuda[A-Z]\w*|launch|prepare|calibration_bytes)\(
 
 
 def test_no_answer_of_the_cuda_runtime_is_ignored():
-    source = (CSRC / "harness_cuda.cpp").read_text(encoding="utf-8")
+    source = (CSRC / "harness" / "harness_cuda.cpp").read_text(encoding="utf-8")
 
     assert "check(cudaEventRecord(" in source
     assert UNCHECKED.findall(source) == []

@@ -69,7 +69,7 @@ def test_a_build_for_the_cpu_says_what_is_missing(kernels):
 
 def test_the_driver_is_never_asked_when_memory_is_freed():
     """At the end of a process there may be none."""
-    pool = (CSRC / "pinned_pool.h").read_text(encoding="utf-8")
+    pool = (CSRC / "pinned_memory" / "pinned_pool.h").read_text(encoding="utf-8")
     freeing = re.search(r"void give_back\(.*?\n  }\n", pool, flags=re.DOTALL)
     assert "driver_" in pool
     assert freeing

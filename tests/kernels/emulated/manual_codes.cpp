@@ -1,9 +1,9 @@
 // The launchers over 8-bit codes, and the planner, with C linkage, on emulated threads.
 #include "threads.h"
 
-#include "cuda/manual_codes_direct.cu"
-#include "cuda/manual_codes_structured.cu"
-#include "cuda/manual_codes_table.cu"
+#include "manual_codes/cuda/manual_codes_direct.cu"
+#include "manual_codes/cuda/manual_codes_structured.cu"
+#include "manual_codes/cuda/manual_codes_table.cu"
 
 using namespace narrowgauge::codes;
 
