@@ -42,7 +42,7 @@ from narrowgauge_kernels.errors import BuildArgumentError
 
 __all__ = ["CODE_MACS", "CUSTOM", "FLOAT_MACS", "Mac", "reference"]
 
-#: float32 operands, float32 products. Order and names are those of csrc/manual_float/manual_float.h.
+#: float32 operands and products. Order and names are those of csrc/manual_float/manual_float.h.
 FLOAT_MACS = ("exact_fp32", "axfpm_faithful", "axfpm_fixed", "axbf16", "truncated", "mitchell")
 #: 8-bit codes, integer products; see codes.py.
 CODE_MACS = ("exact_int8", "lut8x8", "structured")

@@ -43,7 +43,10 @@ def compiled(source, folder):
 def objects(tmp_path_factory):
     """Of codes_stand_ins.cpp and every kernel, by name."""
     folder = tmp_path_factory.mktemp("objects")
-    made = {name: compiled(CSRC / "manual_codes" / f"manual_codes_{name}.cpp", folder) for name in KERNELS}
+    made = {
+        name: compiled(CSRC / "manual_codes" / f"manual_codes_{name}.cpp", folder)
+        for name in KERNELS
+    }
     return {"program": compiled(HERE / "codes_stand_ins.cpp", folder), **made}
 
 
