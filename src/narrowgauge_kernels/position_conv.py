@@ -3,7 +3,7 @@
 | name      | shape     | meaning                                                        |
 |-----------|-----------|----------------------------------------------------------------|
 | rows      | [P, C]    | float32; a row per position, images with borders of their own  |
-| positions | [n] int64 | the rows at which results are wanted, each at most once        |
+| positions | [n] int64 | the rows at which results are wanted, each once if written to  |
 | weight    | [T, C, F] | a matrix for each tap                                          |
 | bias      | [F]       |                                                                |
 | taps      | T numbers | how many rows from a position each tap is, either way          |
@@ -96,8 +96,8 @@ def set_at(
     rows: torch.Tensor, positions: torch.Tensor, packed_weight: torch.Tensor, bias: torch.Tensor,
     taps: Sequence[int], slope: float, out: torch.Tensor,
 ) -> None:  # fmt: skip
-    """out[positions[i]] = result[i], with out [P, F] other rows than those read. Raises as
-    `position_conv`."""
+    """out[positions[i]] = result[i], with out [P, F] in other memory than rows. Raises as
+    `position_conv`, and where it is not or a position is listed twice."""
     require(rows.device.type)
     torch.ops.narrowgauge.position_conv_set(
         rows, positions, packed_weight, bias, list(taps), slope, out
@@ -109,7 +109,8 @@ def add_at(
     taps: Sequence[int], share: torch.Tensor, state: torch.Tensor, total: torch.Tensor,
 ) -> None:  # fmt: skip
     """state[positions[i]] += result[i] and total[positions[i]] += share[i] · result[i], without the
-    leaky ReLU; share [n], state and total [P, F]. Raises as `position_conv`."""
+    leaky ReLU; share [n], state and total [P, F], each in memory of its own. Raises as
+    `position_conv`, and where it is not or a position is listed twice."""
     require(rows.device.type)
     torch.ops.narrowgauge.position_conv_add(
         rows, positions, packed_weight, bias, list(taps), share, state, total

@@ -44,6 +44,7 @@ def _instruction_sets() -> Tuple[str, ...]:
         except RuntimeError:
             continue
         found.append(name)
+    assert "generic" in found, "which every CPU has"
     return tuple(found)
 
 
@@ -169,6 +170,69 @@ def test_rows_that_are_read_may_not_be_written() -> None:
         set_at(rows, positions, packed(weight), bias, TAPS, 1.0, rows)
     with pytest.raises(RuntimeError, match="has no neighbour"):
         positions_near(torch.tensor([2]), TAPS, torch.ones(60, dtype=torch.bool))
+
+
+_BUFFER = torch.zeros(61, 4)
+_OWN = torch.zeros(60, 4)
+_SHARED: Dict[str, Any] = {
+    "rows as out": (_BUFFER[:60], (_BUFFER[:60],), "out share memory with the rows"),
+    "rows one further as out": (_BUFFER[:60], (_BUFFER[1:],), "out share memory with the rows"),
+    "rows one before as out": (_BUFFER[1:], (_BUFFER[:60],), "out share memory with the rows"),
+    "rows as state": (_BUFFER[1:], (_BUFFER[:60], _OWN), "state share memory with the rows"),
+    "rows as total": (_BUFFER[1:], (_OWN, _BUFFER[:60]), "total share memory with the rows"),
+    "state as total": (torch.zeros(60, 4), (_OWN, _OWN), "state and total share memory"),
+    "state one further as total": (
+        torch.zeros(60, 4), (_BUFFER[:60], _BUFFER[1:]), "state and total share memory",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(_SHARED))
+def test_what_is_written_has_memory_of_its_own(name: str) -> None:
+    rows, written, message = _SHARED[name]
+    _, positions, weight, bias = _inputs(4, 4)
+    given = (rows, positions, packed(weight), bias, TAPS)
+    write = set_at if len(written) == 1 else add_at
+    how = 1.0 if len(written) == 1 else torch.ones(len(positions))
+
+    with pytest.raises(RuntimeError, match=message):
+        write(*given, how, *written)
+
+
+def test_views_of_one_buffer_that_only_touch_are_fine() -> None:
+    rows, positions, weight, bias = _inputs(4, 4)
+    buffer = torch.zeros(180, 4)
+    buffer[60:120] = rows
+
+    set_at(buffer[60:120], positions, packed(weight), bias, TAPS, 1.0, buffer[:60])
+    share = torch.ones(len(positions))
+    add_at(rows, positions, packed(weight), bias, TAPS, share, buffer[60:120], buffer[120:])
+
+    wanted = run_packed(rows, positions, packed(weight), bias, TAPS)
+    assert torch.equal(buffer[:60][positions], wanted)
+    assert torch.equal(buffer[120:][positions], wanted)
+
+
+def test_empty_rows_are_written_to_without_a_word() -> None:
+    """Empty tensors all begin at address 0, and share nothing."""
+    _, positions, weight, bias = _inputs(4, 4)
+    none = [torch.zeros(0, 4) for _ in range(3)]
+    given = (none[0], positions[:0], packed(weight), bias, TAPS)
+
+    set_at(*given, 1.0, none[1])
+    add_at(*given, torch.zeros(0), none[1], none[2])
+
+
+def test_a_position_that_is_listed_twice_is_read_and_never_written() -> None:
+    rows, _, weight, bias = _inputs(4, 4)
+    positions = torch.tensor([9, 30, 9])
+    given = (rows, positions, packed(weight), bias, TAPS)
+
+    assert torch.equal(run_packed(*given)[0], run_packed(*given)[2])
+    with pytest.raises(RuntimeError, match="position 9 is listed twice"):
+        set_at(*given, 1.0, torch.zeros(60, 4))
+    with pytest.raises(RuntimeError, match="position 9 is listed twice"):
+        add_at(*given, torch.ones(3), torch.zeros(60, 4), torch.zeros(60, 4))
 
 
 def test_the_example_of_the_self_check_fills_no_vector() -> None:

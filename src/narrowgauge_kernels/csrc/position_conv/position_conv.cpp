@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
@@ -153,6 +154,22 @@ void run(const Problem& problem, const std::string& isa, const Finish& finish) {
   });
 }
 
+// leaky(sums + bias) into the row of F floats that row_of(i) gives for position i.
+template <typename RowOf>
+void put(const Problem& problem, const std::string& isa, const RowOf& row_of) {
+  const float* added = problem.bias.data_ptr<float>();
+  run(problem, isa, [&](std::int64_t first, std::int64_t count, std::int64_t filter,
+                        std::int64_t filled, const float* sums, std::int64_t width) {
+    for (std::int64_t r = 0; r < count; ++r) {
+      float* row = row_of(first + r) + filter;
+      for (std::int64_t f = 0; f < filled; ++f) {
+        const float value = sums[r * width + f] + added[filter + f];
+        row[f] = value < 0.0f ? value * problem.slope : value;
+      }
+    }
+  });
+}
+
 at::Tensor position_conv_cpu(const at::Tensor& rows, const at::Tensor& positions,
                              const at::Tensor& packed, const at::Tensor& bias, Sizes taps,
                              double slope, std::string isa) {
@@ -161,27 +178,42 @@ at::Tensor position_conv_cpu(const at::Tensor& rows, const at::Tensor& positions
   const std::int64_t filters = bias.size(0);
   at::Tensor out = at::empty({positions.size(0), filters}, rows.options());
   float* to = out.data_ptr<float>();
-  const float* added = bias.data_ptr<float>();
-  run(problem, isa, [&](std::int64_t first, std::int64_t count, std::int64_t filter,
-                        std::int64_t filled, const float* sums, std::int64_t width) {
-    for (std::int64_t r = 0; r < count; ++r) {
-      float* row = to + (first + r) * filters + filter;
-      for (std::int64_t f = 0; f < filled; ++f) {
-        const float value = sums[r * width + f] + added[filter + f];
-        row[f] = value < 0.0f ? value * problem.slope : value;
-      }
-    }
-  });
+  put(problem, isa, [=](std::int64_t i) { return to + i * filters; });
   return out;
 }
 
+// Whether two contiguous tensors of floats have bytes in common; empty ones have none.
+bool overlap(const at::Tensor& one, const at::Tensor& other) {
+  const auto begin = [](const at::Tensor& tensor) {
+    return reinterpret_cast<std::uintptr_t>(tensor.data_ptr());
+  };
+  const auto end = [&](const at::Tensor& tensor) {
+    return begin(tensor) + static_cast<std::uintptr_t>(tensor.numel()) * sizeof(float);
+  };
+  return one.numel() != 0 && other.numel() != 0 && begin(one) < end(other) &&
+         begin(other) < end(one);
+}
+
+// `rows` will be written: nothing that any thread reads may be among their bytes.
 void check_rows(const char* name, const Problem& problem, const at::Tensor& rows) {
   check_floats(name, rows, 2);
   TORCH_CHECK(rows.size(0) == problem.rows.size(0) && rows.size(1) == problem.bias.size(0),
               "position_conv: ", name, " has shape ", rows.sizes(), "; ", problem.rows.size(0),
               " rows of ", problem.bias.size(0), " are needed");
-  TORCH_CHECK(rows.data_ptr() != problem.rows.data_ptr(), "position_conv: ", name,
-              " are the rows that are read; they must be others");
+  TORCH_CHECK(!overlap(rows, problem.rows), "position_conv: ", name,
+              " share memory with the rows that are read; they must be others");
+}
+
+// Threads write the rows of their own positions: the same one twice would be written by two.
+void check_once(const Problem& problem) {
+  std::vector<bool> seen(static_cast<std::size_t>(problem.rows.size(0)), false);
+  const std::int64_t* position = problem.positions.data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < problem.positions.size(0); ++i) {
+    const auto at = static_cast<std::size_t>(position[i]);
+    TORCH_CHECK(!seen[at], "position_conv: position ", position[i],
+                " is listed twice; results are written to each at most once");
+    seen[at] = true;
+  }
 }
 
 void position_conv_set_cpu(const at::Tensor& rows, const at::Tensor& positions,
@@ -190,20 +222,11 @@ void position_conv_set_cpu(const at::Tensor& rows, const at::Tensor& positions,
   Problem problem = {rows, positions, packed, bias, std::move(taps), static_cast<float>(slope)};
   check(problem);
   check_rows("out", problem, out);
+  check_once(problem);
   const std::int64_t filters = bias.size(0);
   const std::int64_t* position = positions.data_ptr<std::int64_t>();
   float* to = out.data_ptr<float>();
-  const float* added = bias.data_ptr<float>();
-  run(problem, isa, [&](std::int64_t first, std::int64_t count, std::int64_t filter,
-                        std::int64_t filled, const float* sums, std::int64_t width) {
-    for (std::int64_t r = 0; r < count; ++r) {
-      float* row = to + position[first + r] * filters + filter;
-      for (std::int64_t f = 0; f < filled; ++f) {
-        const float value = sums[r * width + f] + added[filter + f];
-        row[f] = value < 0.0f ? value * problem.slope : value;
-      }
-    }
-  });
+  put(problem, isa, [=](std::int64_t i) { return to + position[i] * filters; });
 }
 
 void position_conv_add_cpu(const at::Tensor& rows, const at::Tensor& positions,
@@ -214,6 +237,9 @@ void position_conv_add_cpu(const at::Tensor& rows, const at::Tensor& positions,
   check(problem);
   check_rows("state", problem, state);
   check_rows("total", problem, total);
+  TORCH_CHECK(!overlap(state, total),
+              "position_conv: state and total share memory; they must be others");
+  check_once(problem);
   check_floats("share", share, 1);
   TORCH_CHECK(share.size(0) == positions.size(0), "position_conv: share has ", share.size(0),
               " elements for ", positions.size(0), " positions");

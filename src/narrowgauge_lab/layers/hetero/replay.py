@@ -53,8 +53,8 @@ class Recorder:
         self._captures = torch_compat.graphs_available(device)
         self._note = note
         self._pools: Dict[int, Any] = {}
-        #: By pool, those of its graphs that are still kept.
-        self._graphs: Dict[int, weakref.WeakSet[Any]] = {}
+        #: By lane, a WeakSet of those of its graphs that are still kept.
+        self._graphs: Dict[int, Any] = {}
         #: How many graphs there are.
         self.captured = 0
 
