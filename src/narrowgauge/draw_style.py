@@ -27,6 +27,8 @@ _STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.8,
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
+    # Names come from records: a `$` in one is a `$`, and no formula that may fail to parse.
+    "text.parse_math": False,
 }
 
 

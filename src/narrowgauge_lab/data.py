@@ -147,15 +147,20 @@ def _missing(declaration: DataSet, why: str) -> DataUnavailableError:
     needed = "\n".join(f"  {flat.name}  {flat.bytes} bytes" for flat in declaration.files)
     archives = [each.locator for source in declaration.sources if source.layout == "flat"
                 for each in source.artifacts]  # fmt: skip
-    inside = f" (they are in {', '.join(archives)})" if archives else ""
+    # Files that lie in an archive as they are wanted have its own form, whatever that is.
+    what = (
+        f"these files of {' or '.join(archives)}, unpacked and as they are,"
+        if archives
+        else "these (uint8 in C order, images as [count, channels, height, width])"
+    )
     # A container has its data folder mounted already.
     mounted = "" if commands is CONTAINER else ", then --data with its data folder"
     return DataUnavailableError(
         f"the data set '{declaration.name}' is not here",
         why=why,
         next_step=f"{commands.fetch.format(declaration.name)}{mounted}.\n"
-        f"By hand: put these (uint8 in C order, images as [count, channels, height, width]) into "
-        f"DIR/{declaration.name}/ and give {commands.elsewhere}{inside}:\n{needed}",
+        f"By hand: put {what} into "
+        f"DIR/{declaration.name}/ and give {commands.elsewhere}:\n{needed}",
     )
 
 

@@ -54,10 +54,11 @@ def _share_of(macs: int, whose: str) -> CostRange:
 
 #: Multiply-accumulates of convolutions and fully connected layers of the plain network that the
 #: published systems on that data set start from, to the unit: at 100 % that network itself counts.
-_RESNET_32, _LENET = 68_862_592, 1_140_070
+#: Tests count them. With 100 classes the last layer of ResNet-32 is 64·90 larger.
+_RESNET_32, _RESNET_32_OF_100, _LENET = 68_862_592, 68_868_352, 1_140_070
 RANGES: Dict[str, CostRange] = {
     "cifar10": _share_of(_RESNET_32, "plain ResNet-32"),
-    "cifar100": _share_of(_RESNET_32, "plain ResNet-32"),
+    "cifar100": _share_of(_RESNET_32_OF_100, "plain ResNet-32 of 100 classes"),
     "fashion-mnist": _share_of(_LENET, "BranchyNet's plain LeNet"),
     "mnist": _share_of(_LENET, "BranchyNet's plain LeNet"),
 }

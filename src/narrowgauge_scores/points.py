@@ -12,7 +12,7 @@ and the staircase that no rule can climb beyond: `oracle_points`.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -32,6 +32,9 @@ __all__ = [
     "exit_points",
     "exits_taken",
     "geometric_thresholds",
+    "law_points",
+    "limits_for",
+    "mean_points",
     "oracle_points",
     "scored",
 ]
@@ -84,16 +87,27 @@ def geometric_thresholds(val_logits: Array, ratio: float) -> Array:
     The protocol of MSDNet's evaluation (Huang and others, ICLR 2018), with the entropy as its
     confidence. An exit whose part is less than one image lets nobody go: -1.
     """
-    exits, images = val_logits.shape[:2]
-    parts = ratio ** np.arange(exits, dtype=np.float64)
-    quotas = np.floor(parts / parts.sum() * images).astype(np.int64)
-    found = np.full(exits - 1, -1.0)
+    parts = ratio ** np.arange(val_logits.shape[0], dtype=np.float64)
+    found = limits_for(entropies(val_logits[:-1]), parts / parts.sum())
+    return np.where(np.isneginf(found), -1.0, found)
+
+
+def limits_for(measured: Array, shares: ArrayLike) -> Array:
+    """float64 [exits - 1]: limits at and below which images leave, such that these `shares`
+    [exits or exits - 1] of all images do, rounded down to whole ones; -inf where that is none.
+
+    `measured` [exits - 1, images] is the lower, the surer an exit is. Equally sure images leave
+    together, so where many are, more leave.
+    """
+    exits, images = measured.shape
+    # A share such as 0.29 of 100 is 29, not what its product in binary rounds down to.
+    quotas = np.floor(np.asarray(shares, np.float64) * images + 1e-9).astype(np.int64)
+    found = np.full(exits, -np.inf)
     staying = np.ones(images, bool)
-    measured = entropies(val_logits[:-1])
-    for number in range(exits - 1):
+    for number in range(exits):
         left = np.sort(measured[number][staying])
         quota = min(int(quotas[number]), left.size)
-        if quota:
+        if quota > 0:
             found[number] = left[quota - 1]
             staying &= measured[number] > found[number]
     return found
@@ -123,23 +137,49 @@ def scored(
     )
 
 
-def budgeted_points(run: RunLogits, laws: Optional[Sequence[float]] = None) -> Tuple[Point, ...]:
-    """B: a point for each geometric law, cheapest first, those that coincide once; none of a run
-    without a validation split, or with one exit."""
+def law_points(run: RunLogits, laws: Optional[Sequence[float]] = None) -> Tuple[Point, ...]:
+    """B: a point for each geometric law, in the laws' order, so that those of several seeds go
+    together; none of a run without a validation split, or with one exit."""
     if run.val is None or run.exits < 2:
         return ()
     measured = entropies(run.test.logits)
-    found: List[Point] = []
-    seen = set()
+    found: Dict[bytes, Point] = {}
+    points: List[Point] = []
     for ratio in laws or _LAWS:
         thresholds = geometric_thresholds(run.val.logits, ratio)
-        if thresholds.tobytes() in seen:
-            continue
-        seen.add(thresholds.tobytes())
-        taken = exits_taken(measured, thresholds)
-        label = f"geometric, ratio {ratio:g}"
-        found.append(scored(run, taken, kind="B", label=label, thresholds=thresholds.tolist()))
-    return tuple(sorted(found, key=lambda point: (point.macs, point.accuracy)))
+        label, same = f"geometric, ratio {ratio:g}", found.get(thresholds.tobytes())
+        if same is None:
+            taken = exits_taken(measured, thresholds)
+            limits = thresholds.tolist()
+            same = scored(run, taken, kind="B", label=label, thresholds=limits)
+            found[thresholds.tobytes()] = same
+        points.append(dataclasses.replace(same, label=label))
+    return tuple(points)
+
+
+def budgeted_points(run: RunLogits, laws: Optional[Sequence[float]] = None) -> Tuple[Point, ...]:
+    """`law_points`, cheapest first, those whose thresholds coincide once."""
+    found: Dict[Tuple[float, ...], Point] = {}
+    for point in law_points(run, laws):
+        found.setdefault(point.thresholds, point)
+    return tuple(sorted(found.values(), key=lambda point: (point.macs, point.accuracy)))
+
+
+def mean_points(seeds: Sequence[RunLogits]) -> Tuple[Point, ...]:
+    """A and B of one network over its seeds: the mean cost and accuracy of each exit, and of each
+    law where all seeds have a validation split. A point of one lucky seed is none of these."""
+    exits = [exit_points(run) for run in seeds]
+    laws = [law_points(run) for run in seeds]
+    listed = [*zip(*exits), *(zip(*laws) if all(laws) else ())]
+    return tuple(
+        Point(
+            points[0].kind,
+            points[0].label,
+            macs=float(np.mean([point.macs for point in points])),
+            accuracy=float(np.mean([point.accuracy for point in points])),
+        )
+        for points in listed
+    )
 
 
 def oracle_points(run: RunLogits) -> Tuple[Point, ...]:

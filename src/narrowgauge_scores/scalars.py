@@ -14,7 +14,9 @@
                                    notes' reference areas are
     area_latency              1    over ln(seconds), steps, own range
     accuracy_at_<s>           %    at s = 10, 25, 50, 100 % of the range's end
-    macs_at_base_less_1       MAC  the least that keeps within a point of the plain network
+    macs_at_base_less_1       MAC  the least that keeps within a point of the plain network that the
+                                   run names; not there where it names none
+    macs_at_last_less_1       MAC  the least that keeps within a point of its own last exit
     hypervolume               1    of its exits and thresholds on the data set's range
     monotonicity, consistency, diminishing_returns   1   shares; see `quality`
     oracle_accuracy, oracle_macs                     where nothing is lost to the choice of exits
@@ -73,7 +75,6 @@ __all__ = [
     "Scalar",
     "area_of",
     "area_values",
-    "base_of",
     "chance_of",
     "median_latency",
     "range_of",
@@ -110,13 +111,6 @@ def chance_of(run: RunLogits) -> float:
     return 1.0 / run.test.classes
 
 
-def base_of(run: RunLogits) -> float:
-    """The accuracy, 0 to 1, of the plain network that it is judged against, or its last exit's."""
-    if run.base_accuracy is not None:
-        return run.base_accuracy / 100.0
-    return float(accuracies(run.test)[-1])
-
-
 def area_of(run: RunLogits, within: CostRange, *, interruptible: bool = False) -> float:
     """The step area of its exits on a range."""
     costs = exit_costs(run, interruptible=interruptible)
@@ -134,11 +128,15 @@ def area_values(run: RunLogits, costs: Array, within: CostRange) -> Array:
     return values
 
 
-def scalars_of(run: RunLogits, taken: Optional[Array] = None) -> Tuple[Scalar, ...]:
+def scalars_of(
+    run: RunLogits, taken: Optional[Array] = None, within: Optional[CostRange] = None
+) -> Tuple[Scalar, ...]:
     """Every figure of a run that can be told; `taken` int [images] is where its own policy lets
-    each test image leave. Raises BadValueError for exits that there are not."""
+    each test image leave. `within`: the range that runs share, where their data set has none.
+    Raises BadValueError for exits that there are not."""
     found: List[Scalar] = []
-    for part in (_per_exit(run), _areas(run), _quality(run), _points(run)):
+    shared = range_of(run) or within
+    for part in (_per_exit(run), _areas(run, shared), _quality(run), _points(run, shared)):
         found.extend(part)
     if taken is not None:
         found.extend(_adaptive(run, taken))
@@ -171,9 +169,9 @@ def _per_exit(run: RunLogits) -> Iterator[Scalar]:
             yield Scalar(f"exit{k}_latency", samples, "s", "monotonic", "pass")
 
 
-def _areas(run: RunLogits) -> Iterator[Scalar]:
+def _areas(run: RunLogits, within: Optional[CostRange]) -> Iterator[Scalar]:
     heights, costs, chance = accuracies(run.test), exit_costs(run), chance_of(run)
-    own, within = own_range(costs), range_of(run)
+    own = own_range(costs)
     if within is not None:
         yield from _one("area", area_of(run, within))
         yield from _one("area_interruptible", area_of(run, within, interruptible=True))
@@ -187,9 +185,11 @@ def _areas(run: RunLogits) -> Iterator[Scalar]:
     for share in BUDGETS:
         reached = accuracy_at(costs, heights, share / 100.0 * end, chance=chance)
         yield from _percent(f"accuracy_at_{share}", reached)
-    # A rounding must not lose the exit that is exactly a point below.
-    wanted = base_of(run) - 0.01 - 1e-12
-    yield from _one("macs_at_base_less_1", cost_reaching(costs, heights, wanted), "MAC")
+    for name, base in (("base", run.base_accuracy), ("last", 100.0 * float(heights[-1]))):
+        if base is not None:
+            # A rounding must not lose the exit that is exactly a point below.
+            least = cost_reaching(costs, heights, base / 100.0 - 0.01 - 1e-12)
+            yield from _one(f"macs_at_{name}_less_1", least, "MAC")
 
 
 def _quality(run: RunLogits) -> Iterator[Scalar]:
@@ -200,7 +200,7 @@ def _quality(run: RunLogits) -> Iterator[Scalar]:
     yield from _percent("overthinking", overthinking(correct))
 
 
-def _points(run: RunLogits) -> Iterator[Scalar]:
+def _points(run: RunLogits, within: Optional[CostRange]) -> Iterator[Scalar]:
     budgeted, best = budgeted_points(run), oracle_points(run)[-1]
     yield from _percent("oracle_accuracy", best.accuracy)
     yield from _one("oracle_macs", best.macs, "MAC")
@@ -210,7 +210,6 @@ def _points(run: RunLogits) -> Iterator[Scalar]:
         yield Scalar("budgeted_accuracy", heights, "%", index=index)
         macs = tuple(point.macs for point in budgeted)
         yield Scalar("budgeted_macs", macs, "MAC", index=index)
-    within = range_of(run)
     if within is not None:
         every: Tuple[Point, ...] = (*exit_points(run), *budgeted)
         costs, shares = [p.macs for p in every], [p.accuracy for p in every]

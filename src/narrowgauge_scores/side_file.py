@@ -8,13 +8,18 @@ pickles; the same run gives the same bytes. Format 1 holds:
                      `kind` and `format`
     cumulative_macs  int64 [exits]: MACs per image up to an exit, all heads before it included
     direct_macs      int64 [exits]: the same without the heads before it
-    latency          float64 [exits, repeats], optional: seconds to an exit's answer, batch of one
+    latency          float64 [exits, repeats], optional: seconds to an exit's answer, batch of one,
+                     at most 10,000 times
     test_logits      float16 or float32 [exits, images, classes]
     test_labels      int64 [images]: the true classes
     test_samples     int64 [images]: which images of the data set's test part these are
     test_macs        float64 [exits, images], optional: cumulative MACs where they depend on it
     val_…            the same four of the validation split, whose samples are training images;
                      optional, all or none
+
+Files come from anywhere, so a reader trusts nothing: other entries than these, other compressions
+than what `write_logits` uses, headers that numpy would not write, and texts that act on a terminal
+instead of being read are refused.
 """
 
 from __future__ import annotations
@@ -22,11 +27,13 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
+import re
 import struct
 import zipfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -48,13 +55,31 @@ _FOREIGN = "it was not written by narrowgauge_scores.side_file.write_logits"
 _AGAIN = "run the row again; a checkpoint of its training is not affected"
 #: No zip file is older: without a date the same run gives the same bytes.
 _DATE = (1980, 1, 1, 0, 0, 0)
-#: More is no logits file of ours, and would fill the memory before anything could be said.
-_MOST_BYTES = 4 << 30
-#: What zipfile and numpy raise for bytes that are not what they should be: they share no class.
-#: RuntimeError is of encrypted entries, MemoryError of a header that promises too much.
+#: Ten exits of 10,000 test and 5,000 validation images in 100 classes are 60 MB. More than this is
+#: no logits file of ours, and would fill the memory before anything could be said.
+_MOST_BYTES = 512 << 20
+_MOST_REPEATS = 10_000
+_MOST_LETTERS = 1000
+_PLAIN_TEXTS = "letters that can be printed"
+_ARRAYS = frozenset(
+    (
+        *("meta", "cumulative_macs", "direct_macs", "latency"),
+        *("test_logits", "test_labels", "test_samples", "test_macs"),
+        *("val_logits", "val_labels", "val_samples", "val_macs"),
+    )
+)
+#: What numpy writes before an array of numbers. Read without evaluating anything: numpy's own
+#: reader tokenises and evaluates it, and lets what goes wrong on the way through.
+_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '([<>|](?:f[248]|[iu][1248]))', "
+    rb"'fortran_order': (False|True), 'shape': \(((?:\d{1,18}, )*(?:\d{1,18},?)?)\), \} *\n",
+    re.DOTALL,
+)
+#: What zipfile raises for bytes that are not what they should be: they share no class.
+#: RuntimeError is of encrypted entries, MemoryError of an entry that promises too much.
 _UNREADABLE = (
-    EOFError, KeyError, MemoryError, NotImplementedError, OSError, OverflowError, RuntimeError,
-    SyntaxError, TypeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error,
+    EOFError, IndexError, KeyError, MemoryError, NotImplementedError, OSError, OverflowError,
+    RuntimeError, SyntaxError, TypeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 
 
@@ -88,7 +113,7 @@ class RunLogits:
     whatever a reader must know, such as that it is a twin of a quarter of the width. `data` is the
     data set's name; `synthetic` where it was made up. `device` is where `latency` was measured.
     `base_accuracy` [%] and `base_macs` are those of the plain network that it is judged against,
-    where there is one; its own last exit stands in.
+    where there is one.
     """
 
     family: str
@@ -161,11 +186,13 @@ def read_logits(path: Path) -> RunLogits:
 def _load(path: Path) -> Dict[str, Array]:
     try:
         with zipfile.ZipFile(path) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-            if size > _MOST_BYTES:
-                raise _damaged(path, f"it says that it holds {size} bytes")
-        with np.load(path, allow_pickle=False) as held:
-            return {name: np.asarray(held[name]) for name in held.files}
+            entries = archive.infolist()
+            if "meta.npy" not in (entry.filename for entry in entries):
+                return {}  # somebody else's, which nobody looks into
+            problem = _entries_problem(entries)
+            if problem:
+                raise _damaged(path, problem)
+            return {entry.filename[:-4]: _array_of(archive.read(entry)) for entry in entries}
     except FileNotFoundError as error:
         raise DamagedRecordError(
             f"{path} is missing", why="the run's row wrote no answers, or they were removed",
@@ -173,6 +200,39 @@ def _load(path: Path) -> Dict[str, Array]:
         ) from error  # fmt: skip
     except _UNREADABLE as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
+
+
+def _entries_problem(entries: Sequence[zipfile.ZipInfo]) -> str:
+    """Why these are not the entries of an answers' file, before anything of them is unpacked."""
+    size = sum(entry.file_size for entry in entries)
+    if size > _MOST_BYTES:
+        return f"it says that it holds {size} bytes; {_MOST_BYTES} are the most"
+    names = [entry.filename for entry in entries]
+    if len(set(names)) < len(names):
+        return "two of its entries have one name"
+    foreign = sorted(set(names) - {f"{name}.npy" for name in _ARRAYS})
+    if foreign:
+        return f"{foreign[0]!a} is no entry of such a file"
+    ours = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+    packed = [entry for entry in entries if entry.compress_type not in ours]
+    if packed:
+        return f"{packed[0].filename} is packed by method {packed[0].compress_type}"
+    return ""
+
+
+def _array_of(content: bytes) -> Array:
+    """The array of an npy file of numbers. Raises ValueError for what is none."""
+    header = _HEADER.match(content)
+    if header is None or struct.unpack("<H", content[8:10])[0] != header.end() - 10:
+        raise ValueError("an entry has no header of an array of numbers")
+    kind, turned, sizes = (part.decode("ascii") for part in header.groups())
+    shape = tuple(int(each) for each in sizes.split(",") if each.strip())
+    dtype = np.dtype(kind)
+    if math.prod(shape) * dtype.itemsize != len(content) - header.end():
+        raise ValueError(f"an entry promises {list(shape)} of {dtype}, and holds something else")
+    flat = np.frombuffer(content, dtype, offset=header.end())
+    found: Array = flat.reshape(shape, order="F" if turned == "True" else "C").copy()
+    return found
 
 
 def _meta_of(arrays: Mapping[str, Array], path: Path) -> Dict[str, Any]:
@@ -189,7 +249,8 @@ def _meta_of(arrays: Mapping[str, Array], path: Path) -> Dict[str, Any]:
             why=f"{error}; {_FOREIGN}",
             next_step=f"give the {LOGITS_FILE} of a run's row",
         ) from error
-    if meta.get("format") != FORMAT:
+    # JSON's true equals 1.
+    if type(meta.get("format")) is not int or meta["format"] != FORMAT:
         raise DamagedRecordError(
             f"{path} has format {meta.get('format')!r}, this reads {FORMAT}",
             why="another version of Narrowgauge wrote it",
@@ -234,12 +295,13 @@ def _compose(meta: Mapping[str, Any], arrays: Mapping[str, Array]) -> RunLogits:
     for name in _TEXTS:
         if not isinstance(meta[name], str):
             raise TypeError(f"'{name}' is no text")
-    if not isinstance(meta["seed"], int) or not isinstance(meta["synthetic"], bool):
+    if type(meta["seed"]) is not int or not isinstance(meta["synthetic"], bool):
         raise TypeError("'seed' or 'synthetic' is of another type")
-    if not all(isinstance(name, str) for name in meta["exit_names"]):
+    names = meta["exit_names"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise TypeError("'exit_names' are no texts")
-    for name in ("base_accuracy", "base_macs"):
-        if not (meta[name] is None or isinstance(meta[name], (int, float))):
+    for name, kinds in (("base_accuracy", (int, float)), ("base_macs", (int,))):
+        if meta[name] is not None and type(meta[name]) not in kinds:
             raise TypeError(f"'{name}' is no number")
     has_val = any(name.startswith("val_") for name in arrays)
     return RunLogits(
@@ -269,29 +331,54 @@ def _split(prefix: str, arrays: Mapping[str, Array]) -> Split:
 
 def _problem_of(run: RunLogits) -> str:
     """Why these are no answers of a network; empty where they are."""
-    found = _split_problem("test", run.test)
+    found = _text_problem(run) or _split_problem("test", run.test)
     if not found and run.val is not None:
         found = _split_problem("val", run.val)
         if not found and (run.val.exits, run.val.classes) != (run.exits, run.test.classes):
             found = "the validation split has other exits or classes than the test split"
     if found:
         return found
+    found = _costs_problem(run)
+    if found:
+        return found
+    base = run.base_accuracy
+    if base is not None and not 0 <= base <= 100:
+        return f"base_accuracy is {base}, and should be 0 to 100 %"
+    if run.base_macs is not None and not (run.base_macs > 0 and run.base_macs < 2**62):
+        return f"base_macs is {run.base_macs}"
+    size = sum(array.nbytes for array in _arrays_of(run).values())
+    return f"they are {size} bytes; {_MOST_BYTES} are the most" if size > _MOST_BYTES else ""
+
+
+def _text_problem(run: RunLogits) -> str:
+    """Texts are shown on terminals, in pictures and in tables: none may act there."""
+    names: Any = run.exit_names
+    if not isinstance(names, tuple):
+        return "exit_names are no tuple of names"
+    texts = [(name, getattr(run, name)) for name in _TEXTS]
+    texts += [("exit_names", each) for each in names]
+    for name, text in texts:
+        if not isinstance(text, str) or not text.isprintable() or len(text) > _MOST_LETTERS:
+            return f"{name}: {text!a:.60} should be at most {_MOST_LETTERS} {_PLAIN_TEXTS}"
+    return "" if run.family and run.data else "family and data are empty"
+
+
+def _costs_problem(run: RunLogits) -> str:
     for name in ("cumulative_macs", "direct_macs"):
         macs = getattr(run, name)
         if not _is(macs, np.int64, (run.exits,)) or macs[0] <= 0 or (np.diff(macs) < 0).any():
             return f"{name} should be int64 [{run.exits}], positive and never falling"
+    if (run.direct_macs > run.cumulative_macs).any():
+        return "direct_macs are above cumulative_macs: an exit costs less without earlier heads"
     if run.exit_names and len(run.exit_names) != run.exits:
         return f"{len(run.exit_names)} names for {run.exits} exits"
     if run.latency is not None:
         shapely = _is(run.latency, np.float64, (run.exits, None)) and run.latency.size
         if not shapely or not np.isfinite(run.latency).all() or (run.latency <= 0).any():
             return f"latency should be float64 [{run.exits}, repeats], finite seconds above 0"
-    base = run.base_accuracy
-    if base is not None and not 0 <= base <= 100:
-        return f"base_accuracy is {base}, and should be 0 to 100 %"
-    if run.base_macs is not None and not (run.base_macs > 0 and run.base_macs < 2**62):
-        return f"base_macs is {run.base_macs}"
-    return "" if run.family and run.data else "family and data are empty"
+        if run.latency.shape[1] > _MOST_REPEATS:
+            return f"latency has {run.latency.shape[1]} repeats; {_MOST_REPEATS} are the most"
+    return ""
 
 
 def _split_problem(name: str, split: Split) -> str:

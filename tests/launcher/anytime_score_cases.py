@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from result_cases import host
 
 from narrowgauge.store import RunFolder, Store
+from narrowgauge_contract.codec import write_json_atomic
 from narrowgauge_contract.hashing import sha256_file
 from narrowgauge_contract.job import resolve
 from narrowgauge_contract.outcome import InsideFacts, Outcome, Row, SideFile, Status, Validity
@@ -69,10 +70,15 @@ def latencies(*milliseconds: float, repeats: int = 9) -> NDArray[np.float64]:
 
 
 def recorded(
-    root: Path, *runs: RunLogits | None, number: int = 0, reasons: tuple[str, ...] = ()
+    root: Path,
+    *runs: RunLogits | None,
+    number: int = 0,
+    reasons: tuple[str, ...] = (),
+    source: str = "b" * 64,
+    **inside: Any,
 ) -> RunFolder:
     """A recorded run with a row for each of these answers; None keeps none. `reasons` make its
-    rows invalid."""
+    rows invalid. `source`: the hash of the code; `inside`: what else the lab saw."""
     names = tuple(chr(ord("a") + place) for place in range(len(runs)))
     run_id = f"20261122T1000{number:02d}Z-exits-{number:06x}"
     job = resolve(
@@ -80,10 +86,13 @@ def recorded(
     )
     folder = Store(root).new_run(job)
     rows = tuple(_row(plan, run, folder, reasons) for plan, run in zip(job.rows, runs, strict=True))
-    inside = InsideFacts("3.11.2", "Linux", torch="2.13.0", cpu="EPYC", threads=2)
-    outcome = Outcome(
-        1, run_id, Status.COMPLETE, 0, rows, inside, "b" * 64, "c" * 64, 1e9, 1e9 + 190, 190.0
+    seen = InsideFacts(
+        "3.11.2", "Linux", **{"torch": "2.13.0", "cpu": "EPYC", "threads": 2, **inside}
     )
+    outcome = Outcome(
+        1, run_id, Status.COMPLETE, 0, rows, seen, source, "c" * 64, 1e9, 1e9 + 190, 190.0
+    )
+    write_json_atomic(folder.outcome_path, outcome)
     folder.write_record(compose(job, outcome, (), host()))
     return folder
 

@@ -296,6 +296,167 @@ def test_a_name_with_markup_is_printed_as_it_is(tmp_path: Path) -> None:
     assert "[/]" in text
 
 
+def test_names_are_no_emoji_either(tmp_path: Path) -> None:
+    run = answers("a :warning: b", device=":bug:", latency=latencies(1, 2, 4))
+    text = _told(_scored(recorded(tmp_path, run)))
+
+    assert "a :warning: b" in text
+    assert ":bug:" in text
+
+
+def test_a_formula_is_none_in_a_spreadsheet(tmp_path: Path) -> None:
+    found = _scored(recorded(tmp_path, answers('=HYPERLINK("https://x","y")')))
+    rows = list(csv.reader(io.StringIO(scoring_csv(found))))
+
+    assert {row[0] for row in rows[1:]} == {'\'=HYPERLINK("https://x","y")'}
+
+
+def test_a_parameter_that_acts_on_a_terminal_is_shown_and_does_not(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, answers(), answers(seed=1))
+    first, second = gather([folder]).answered
+    hostile = {"system": "\x1b[2J\ud800" + "x" * 300}
+    rows = [
+        dataclasses.replace(first, row=dataclasses.replace(first.row, parameters=hostile)),
+        second,
+    ]
+    families, _ = families_of(rows)
+
+    label = families[0].label
+    assert label.isprintable()
+    assert "\N{REPLACEMENT CHARACTER}" in label
+    assert len(label) <= 160
+
+
+@pytest.mark.parametrize("name", [r"$\frac$", "$x_", r"\$a$ $"])
+def test_a_name_with_mathematics_is_drawn_as_it_is(tmp_path: Path, name: str) -> None:
+    from narrowgauge.draw import draw_run
+    from narrowgauge.noise import Floors
+
+    run = answers(name, variant=name, device=name, latency=latencies(1, 2, 4))
+    folder = recorded(tmp_path, run)
+    (tmp_path / "out").mkdir()
+
+    assert len(draw_scoring(_scored(folder), tmp_path / "out")) == 4
+    assert any(path.name.startswith("exits") for path in draw_run(folder, Floors.none()))
+
+
+_VERSIONS: list[tuple[str, dict[str, Any]]] = [
+    ("source", {"source": "d" * 64}),
+    ("torch", {"torch": "2.8.0"}),
+    ("device", {"accelerator": "H200"}),
+    ("kernels_build", {"kernels_build": "abc"}),
+]
+
+
+@pytest.mark.parametrize(("fact", "changes"), _VERSIONS)
+def test_seeds_of_other_code_or_machines_are_not_averaged(
+    tmp_path: Path, fact: str, changes: dict[str, Any]
+) -> None:
+    one = recorded(tmp_path, answers(seed=0), number=1)
+    other = recorded(tmp_path, answers(seed=1), number=2, **changes)
+    found = _scored(one, other)
+
+    assert [len(each.family.rows) for each in found.families] == [1, 1]
+    assert all(f"{fact}=" in each.label for each in found.families)
+    assert any(f"since {fact} differ" in note for note in found.notes)
+
+
+def test_a_record_that_was_edited_is_not_scored(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, answers())
+    text = folder.record_path.read_text(encoding="utf-8")
+    assert text.count("2.13.0") == 1
+    folder.record_path.write_text(text.replace("2.13.0", "2.12.0"), encoding="utf-8")
+
+    with pytest.raises(DamagedRecordError, match="was edited"):
+        gather([folder])
+
+
+def _of_right(run: RunLogits, right: Any) -> RunLogits:
+    """The same run with answers that are right where `right` [exits, images] says so."""
+    test, flags = run.test, np.asarray(right, bool)
+    named = np.where(flags, test.labels, (test.labels + 1) % test.classes)
+    logits = np.eye(test.classes, dtype=np.float32)[named]
+    return dataclasses.replace(run, test=dataclasses.replace(test, logits=logits), val=None)
+
+
+def test_a_mean_of_some_seeds_says_so(tmp_path: Path) -> None:
+    high, low, images = np.ones((3, 300)), np.zeros((3, 300)), np.arange(300)
+    low[:, images % 2 == 0] = 1
+    base = {"base_accuracy": 90.0, "base_macs": 7_000_000}
+    folders = [
+        recorded(tmp_path, _of_right(answers(seed=seed, **base), right), number=seed)
+        for seed, right in enumerate((high, low, low))
+    ]
+    found = _scored(*folders)
+    (family,) = found.families
+    mean, auroc = family.figures["macs_at_base_less_1"], family.figures["auroc_exit2"]
+
+    assert (mean.seeds, mean.of, mean.mean) == (1, 3, MACS[0])
+    assert (auroc.seeds, auroc.of) == (2, 3)  # nothing to tell apart where all is right
+    text = _told(found)
+    assert "0.4 M (1 of 3 seeds)" in text
+    assert "(2 of 3 seeds)" in text
+    lines = {row["figure"]: row for row in csv.DictReader(io.StringIO(scoring_csv(found)))}
+    assert (lines["macs_at_base_less_1"]["seeds"], lines["macs_at_base_less_1"]["of"]) == ("1", "3")
+
+
+def test_without_a_plain_network_nothing_is_held_against_one(tmp_path: Path) -> None:
+    based = answers("based", base_accuracy=99.9, base_macs=7_000_000)
+    alone = _told(_scored(recorded(tmp_path, answers(), number=1)))
+    beside = _scored(recorded(tmp_path, answers(), number=2), recorded(tmp_path, based, number=3))
+
+    assert "plain network" not in alone
+    assert "own last exit −1" in alone
+    assert "macs_at_base_less_1" not in beside.families[0].figures
+    text = _told(beside)
+    assert "plain network −1" in text
+    assert "never" in text
+
+
+def test_no_lucky_seed_makes_the_front(tmp_path: Path) -> None:
+    half = np.zeros((3, 300))
+    half[:, :150] = 1
+    folders = [
+        recorded(tmp_path, _of_right(answers(seed=seed), right), number=seed)
+        for seed, right in enumerate((np.ones((3, 300)), half))
+    ]
+    plain = answers("plain", exits=1, macs=(300_000,))
+    static = np.zeros((1, 300))
+    static[:, :180] = 1
+    folders.append(recorded(tmp_path, _of_right(plain, static), number=9))
+    found = _scored(*folders)
+
+    assert [(label, point.accuracy) for label, point in found.front] == [
+        ("plain", pytest.approx(0.6)), ("toynet", pytest.approx(0.75)),
+    ]  # fmt: skip
+    assert found.hypervolume < 0.75
+    assert found.families[0].static_gain == pytest.approx(0.15)
+    assert [p.accuracy for p in found.families[0].points] == pytest.approx([0.75] * 3)
+
+
+def test_budgets_are_of_one_range_where_a_data_set_has_none(tmp_path: Path) -> None:
+    small = answers("small", synthetic=True, data="synthetic", macs=(100_000, 200_000, 400_000))
+    large = answers("large", synthetic=True, data="synthetic")
+    found = _scored(recorded(tmp_path, small, number=1), recorded(tmp_path, large, number=2))
+    figures = {each.label: each.figures for each in found.families}
+
+    # 25 % of 6 million: beyond all exits of the small one, the second of the large one.
+    exits = {name: [100 * e.value for e in each.macs.accuracies]
+             for name, each in zip(figures, found.families, strict=True)}  # fmt: skip
+    assert figures["small"]["accuracy_at_25"].mean == pytest.approx(exits["small"][2])
+    assert figures["large"]["accuracy_at_25"].mean == pytest.approx(exits["large"][1])
+    assert figures["large"]["area"].mean == pytest.approx(found.families[1].macs.area.value)
+
+
+def test_of_equal_areas_the_first_are_drawn_and_no_greater_one_is_lost(tmp_path: Path) -> None:
+    equal = [answers(f"equal {number}", 0.7) for number in range(11)]
+    runs = [*equal, answers("greatest", 1.3)]
+    found = _scored(*(recorded(tmp_path, run, number=n) for n, run in enumerate(runs)))
+    drawn = [each.label for each, _ in picture._drawn(found)]
+
+    assert drawn == [*(f"equal {number}" for number in range(9)), "greatest"]
+
+
 def _many(tmp_path: Path, count: int) -> list[RunFolder]:
     return [
         recorded(

@@ -21,6 +21,8 @@ from narrowgauge_scores.points import (
     exit_points,
     exits_taken,
     geometric_thresholds,
+    law_points,
+    mean_points,
     oracle_points,
     scored,
 )
@@ -168,3 +170,31 @@ def test_a_gain_is_over_the_best_that_is_as_cheap() -> None:
     assert best_static_gain(3.0, 0.8, costs, heights) == pytest.approx(0.1)
     assert best_static_gain(5.0, 0.8, costs, heights) == pytest.approx(-0.15)
     assert best_static_gain(0.5, 0.8, costs, heights) is None
+
+
+def test_a_point_for_each_law_so_that_seeds_go_together() -> None:
+    laws = (0.5, 1.0, 1.0, 2.0)
+    points = law_points(run(), laws)
+
+    assert [point.label for point in points] == [f"geometric, ratio {ratio:g}" for ratio in laws]
+    assert points[1] == points[2]
+    assert {p.thresholds for p in points} == {p.thresholds for p in budgeted_points(run(), laws)}
+    assert len(budgeted_points(run(), laws)) == 3
+    assert law_points(run(val=None)) == ()
+
+
+def test_points_of_several_seeds_are_means_and_no_lucky_seeds() -> None:
+    right = np.arange(10)[np.newaxis] >= np.array([[5], [5], [5]])
+    lucky = run(test=of_right(np.ones((3, 10))), val=None)
+    plain = run(test=of_right(right), val=None)
+    points = mean_points((lucky, plain))
+
+    assert [point.accuracy for point in points] == [0.75] * 3
+    assert [point.macs for point in points] == [2e6, 8e6, 28e6]
+    both = mean_points((run(), run(test=split(seed=5), val=split(seed=6))))
+    ones, others = law_points(run()), law_points(run(test=split(seed=5), val=split(seed=6)))
+    assert len(both) == 3 + len(ones)
+    assert both[3].accuracy == pytest.approx((ones[0].accuracy + others[0].accuracy) / 2)
+    assert both[3].macs == pytest.approx((ones[0].macs + others[0].macs) / 2)
+    # One without validation has no laws, so the family has none.
+    assert len(mean_points((run(), run(val=None)))) == 3

@@ -13,13 +13,13 @@ from score_cases import of_right, run, split
 from test_areas import CIFAR10, MACS
 
 from narrowgauge_contract.errors import BadValueError
-from narrowgauge_scores.areas import RANGES, area
+from narrowgauge_scores.answers import accuracies
+from narrowgauge_scores.areas import RANGES, CostRange, area
 from narrowgauge_scores.points import exit_costs
 from narrowgauge_scores.scalars import (
     Scalar,
     area_of,
     area_values,
-    base_of,
     median_latency,
     range_of,
     scalars_of,
@@ -51,7 +51,7 @@ def test_the_reference_curve_comes_out_of_a_run_of_it() -> None:
     assert found["accuracy_at_10"].value == 50.0
     assert found["accuracy_at_25"].value == pytest.approx(90.28)
     # 93.34 % is a point below the last exit: the third exit has 93.25, the fourth 93.60.
-    assert found["macs_at_base_less_1"].value == 58.20e6
+    assert found["macs_at_last_less_1"].value == 58.20e6
     assert found["monotonicity"].value == 1.0
     assert found["overthinking"].value == 0.0
 
@@ -83,18 +83,42 @@ def test_made_up_and_unknown_data_have_no_area_but_their_own() -> None:
         assert "accuracy_at_100" in found
 
 
-def test_a_base_is_the_plain_network_where_there_is_one() -> None:
-    assert base_of(run(base_accuracy=91.5)) == pytest.approx(0.915)
-    assert base_of(run(test=of_right([[1, 0], [1, 1], [1, 1]]), val=None)) == 1.0
+def test_a_base_is_the_plain_network_that_a_run_names_and_no_other() -> None:
+    right = np.arange(100)[np.newaxis] >= np.array([[20], [10], [5]])
+    test = of_right(right)
+    based = _named(run(test=test, val=None, base_accuracy=90.9))
+    assert based["macs_at_base_less_1"].value == 8e6
+    assert based["macs_at_last_less_1"].value == 28e6
+
+    alone = _named(run(test=test, val=None))
+    assert "macs_at_base_less_1" not in alone
+    assert alone["macs_at_last_less_1"].value == 28e6
+
     never = _named(run(base_accuracy=100.0, test=of_right(np.zeros((3, 4))), val=None))
     assert "macs_at_base_less_1" not in never
 
 
 def test_the_base_less_exactly_a_point_counts() -> None:
     right = np.arange(100)[np.newaxis] >= np.array([[8], [7], [7]])
-    found = _named(run(test=of_right(right), val=None))
+    found = _named(run(test=of_right(right), val=None, base_accuracy=93.0))
 
     assert found["macs_at_base_less_1"].value == 2e6
+    assert found["macs_at_last_less_1"].value == 2e6
+
+
+def test_a_shared_range_serves_where_the_data_set_has_none() -> None:
+    shared = CostRange(1e6, 40e6, "of these runs")
+    answers = run(synthetic=True)
+    found = {each.name: each.value for each in scalars_of(answers, within=shared)}
+    heights = accuracies(answers.test)
+
+    # 25 % of 40 million are 10: the second exit's 8 million.
+    assert found["accuracy_at_25"] == pytest.approx(100 * heights[1])
+    assert found["area"] == pytest.approx(area_of(answers, shared))
+    # Of the run's own 28 million they are 7: the first exit's.
+    assert _named(answers)["accuracy_at_25"].value == pytest.approx(100 * heights[0])
+    known = run()
+    assert scalars_of(known, within=shared) == scalars_of(known)
 
 
 def test_latencies_are_kept_whole_and_scored_by_their_medians() -> None:

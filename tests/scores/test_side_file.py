@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from score_cases import run, split
 
 from narrowgauge_contract.errors import BadValueError, DamagedRecordError, ExitCode
+from narrowgauge_scores import side_file
 from narrowgauge_scores.side_file import LOGITS_FILE, RunLogits, Split, read_logits, write_logits
 
 #: Every optional thing there is.
@@ -94,6 +95,14 @@ _BAD = {
     "base_accuracy is 101": {"base_accuracy": 101},
     "base_macs is": {"base_macs": -1},
     "family and data": {"family": ""},
+    "direct_macs are above": {"direct_macs": np.array([2_000_000, 9_000_001, 28_000_000])},
+    "10001 repeats": {"latency": np.ones((3, 10_001))},
+    "exit_names are no tuple": {"exit_names": "abc"},
+    "variant: 'a\\x1b[31m'": {"variant": "a\x1b[31m"},
+    "family: '\\ud800'": {"family": "\ud800"},
+    "device: 'a\\nb'": {"device": "a\nb"},
+    "exit_names: '\\u202ea'": {"exit_names": ("\u202ea", "b", "c")},
+    "data: 'xxxx": {"data": "x" * 1001},
 }
 
 
@@ -171,6 +180,16 @@ def _rewritten(path: Path, **changes: Any) -> Path:
     ("changes", "words"),
     [
         ({"format": 2}, "format 2"),
+        ({"format": True}, "format True"),
+        ({"format": 1.0}, "format 1.0"),
+        ({"seed": True}, "another type"),
+        ({"exit_names": "abc"}, "no texts"),
+        ({"base_accuracy": True}, "no number"),
+        ({"base_macs": 1.5}, "no number"),
+        ({"variant": "\x1b]0;title\x07"}, "can be printed"),
+        ({"family": "\ud800"}, "can be printed"),
+        ({"direct_macs": np.array([2_000_000, 9_000_001, 28_000_000])}, "above cumulative"),
+        ({"extra": np.zeros(3)}, "no entry of such a file"),
         ({"family": 3}, "no text"),
         ({"seed": "a"}, "another type"),
         ({"exit_names": [1]}, "no texts"),
@@ -188,6 +207,104 @@ def test_a_changed_file_is_told(tmp_path: Path, changes: Any, words: str) -> Non
         read_logits(_rewritten(tmp_path / "a.npz", **changes))
 
     assert words in str(told.value)
+
+
+def _npy(header: bytes, body: bytes = b"") -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + body
+
+
+_HEADERS = {
+    "a vast shape": b"{'descr': '<i8', 'fortran_order': False, 'shape': (" + b"9, " * 999
+    + b"), }\n",
+    "an open bracket": b"{'descr': '<i8', 'fortran_order': False, 'shape': (3,), (\n",
+    "an open text": b"{'descr': \'\'\'<i8, }\n",
+    "too much indentation": b"  {'a': 1}\n {'b': 2}\n",
+    "no type at all": b"{'descr': [], 'fortran_order': False, 'shape': (3,), }\n",
+    "an empty type": b"{'descr': [()], 'fortran_order': False, 'shape': (3,), }\n",
+    "objects": b"{'descr': '|O', 'fortran_order': False, 'shape': (3,), }\n",
+    "another width": b"{'descr': '<f1', 'fortran_order': False, 'shape': (24,), }\n",
+    "less than nothing": b"{'descr': '<i8', 'fortran_order': False, 'shape': (-3,), }\n",
+    "more than there is": b"{'descr': '<i8', 'fortran_order': False, 'shape': (4,), }\n",
+    "more than anybody has": b"{'descr': '<i8', 'fortran_order': False, 'shape': (9" + b"9" * 17
+    + b", 99999), }\n",
+    "deep brackets": b"(" * 5000 + b"\n",
+    "nothing": b"",
+}  # fmt: skip
+
+
+def _repacked(path: Path, content: bytes, method: int = zipfile.ZIP_STORED) -> Path:
+    """The file with other bytes for the entry of the costs."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, old in entries.items():
+            archive.writestr(name, content if name == "cumulative_macs.npy" else old)
+    return path
+
+
+@pytest.mark.parametrize("kind", list(_HEADERS))
+def test_a_crafted_header_in_a_valid_archive_is_refused(tmp_path: Path, kind: str) -> None:
+    write_logits(tmp_path / "a.npz", run())
+    content = _npy(_HEADERS[kind], np.array([2, 9, 30]).tobytes())
+    with pytest.raises(DamagedRecordError, match="truncated or damaged") as told:
+        read_logits(_repacked(tmp_path / "a.npz", content))
+
+    assert "entry" in told.value.why or "cumulative" in told.value.why
+    assert told.value.next_step
+
+
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(header=st.text(alphabet="{}()[]'\"\\\n ,:-<i8descrshapfonF_", max_size=60))
+def test_any_header_is_read_or_refused(tmp_path: Path, good: bytes, header: str) -> None:
+    path = tmp_path / "header.npz"
+    path.write_bytes(good)
+    _read_or_refused(_repacked(path, _npy(header.encode())))
+
+
+def test_a_header_that_numpy_turned_round_is_read(tmp_path: Path) -> None:
+    before = run()
+    write_logits(tmp_path / "a.npz", before)
+    turned = np.asfortranarray(before.test.logits)
+
+    found = read_logits(_rewritten(tmp_path / "a.npz", test_logits=turned))
+    assert _same(found.test, before.test)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_other_compressions_are_refused_unopened(tmp_path: Path, method: int) -> None:
+    write_logits(tmp_path / "a.npz", run())
+    with pytest.raises(DamagedRecordError) as told:
+        read_logits(_repacked(tmp_path / "a.npz", b"", method))
+
+    assert f"packed by method {method}" in told.value.why
+
+
+def test_two_entries_of_one_name_are_refused(tmp_path: Path) -> None:
+    write_logits(tmp_path / "a.npz", run())
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive, pytest.warns(
+        UserWarning, match="Dup"
+    ):
+        archive.writestr("meta.npy", b"")
+    with pytest.raises(DamagedRecordError, match="damaged") as told:
+        read_logits(tmp_path / "a.npz")
+
+    assert "one name" in told.value.why
+
+
+def test_what_would_fill_the_memory_is_refused_unopened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_logits(tmp_path / "a.npz", run())
+    monkeypatch.setattr(side_file, "_MOST_BYTES", 1000)
+    with pytest.raises(DamagedRecordError) as told:
+        read_logits(tmp_path / "a.npz")
+    with pytest.raises(BadValueError) as refused:
+        write_logits(tmp_path / "b.npz", run())
+
+    assert "1000 are the most" in told.value.why
+    assert "1000 are the most" in refused.value.why
 
 
 @pytest.fixture(scope="module")

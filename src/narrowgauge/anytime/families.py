@@ -1,4 +1,9 @@
-"""Runs that are one network trained several times: a family has a row for each seed."""
+"""Runs that are one network trained several times: a family has a row for each seed.
+
+Rows of one family agree in all that two records must agree in before their rows may go into one
+statistic (`narrowgauge_contract.record.MUST_AGREE`): rows of another version of the code, another
+torch or another device are another family, and its label names what differs.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from narrowgauge.anytime.gather import Answered
+from narrowgauge.report.text import clean
 from narrowgauge.statistics import word
+from narrowgauge_contract.record import MUST_AGREE
 from narrowgauge_scores.side_file import RunLogits
 
-__all__ = ["Family", "families_of"]
+__all__ = ["Family", "families_of", "split_notes"]
+
+#: What must agree and is no row's: a row has parameters of its own where a record has the lists of
+#: all rows, and what energy is measured by says nothing of answers.
+FACTS = tuple(each for each in MUST_AGREE if each not in ("parameters", "energy_source"))
+#: Nobody reads more of a name.
+_MOST_LETTERS = 160
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,23 @@ def _key(each: Answered) -> tuple[object, ...]:
     run = each.logits
     macs = tuple(run.cumulative_macs.tolist()), tuple(run.direct_macs.tolist())
     parameters = tuple(sorted((name, repr(value)) for name, value in each.row.parameters.items()))
-    return each.experiment, run.family, run.variant, macs, parameters
+    facts = tuple(repr(each.facts.get(name)) for name in FACTS)
+    return run.family, run.variant, macs, parameters, facts
+
+
+def split_notes(families: Sequence[Family]) -> list[str]:
+    """A line for each network whose rows are in several families because a fact differs."""
+    groups: dict[tuple[object, ...], list[Family]] = {}
+    for family in families:
+        *network, _ = _key(family.rows[0])
+        groups.setdefault(tuple(network), []).append(family)
+    notes = []
+    for alike in groups.values():
+        names = _varying([family.rows[0].facts for family in alike], FACTS)
+        if len(alike) > 1:
+            labels = "; ".join(family.label for family in alike)
+            notes.append(f"not averaged over seeds, since {', '.join(names)} differ: {labels}")
+    return notes
 
 
 def _labels(firsts: Sequence[Answered]) -> list[str]:
@@ -61,11 +90,13 @@ def _labels(firsts: Sequence[Answered]) -> list[str]:
     labels = []
     for each, label in zip(firsts, plain, strict=True):
         alike = [e for e, other in zip(firsts, plain, strict=True) if other == label]
-        differing = _varying(e.row.parameters for e in alike)
+        differing = _varying([e.row.parameters for e in alike])
         words = [f"{name}={word(each.row.parameters.get(name, 'none'))}" for name in differing]
-        if len({e.experiment for e in alike}) > 1:
+        facts = _varying([e.facts for e in alike], FACTS)
+        if "experiment" in facts:
             words.insert(0, each.experiment)
-        labels.append(", ".join([label, *words]))
+        words += [f"{n}={word(each.facts.get(n))}" for n in facts if n != "experiment"]
+        labels.append(_readable(", ".join([label, *words])))
     count, seen = Counter(labels), Counter[str]()
     for place, label in enumerate(labels):
         if count[label] > 1:
@@ -80,7 +111,13 @@ def _plain_label(run: RunLogits) -> str:
     return f"{run.family} {run.variant}".rstrip()
 
 
-def _varying(parameters: Iterable[Mapping[str, Any]]) -> list[str]:
-    listed = list(parameters)
-    names = dict.fromkeys(name for each in listed for name in each)
-    return [name for name in names if len({repr(each.get(name)) for each in listed}) > 1]
+def _readable(label: str) -> str:
+    """Parameters and facts come from a record, which may be anybody's."""
+    found = clean(label)
+    return found if len(found) <= _MOST_LETTERS else f"{found[: _MOST_LETTERS - 1]}…"
+
+
+def _varying(listed: Sequence[Mapping[str, Any]], names: Iterable[str] = ()) -> list[str]:
+    """Which of these names, or of all there are, stand for several values."""
+    asked = list(names) or list(dict.fromkeys(name for each in listed for name in each))
+    return [name for name in asked if len({repr(each.get(name)) for each in listed}) > 1]

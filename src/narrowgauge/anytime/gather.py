@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from narrowgauge.errors import UsageError
+from narrowgauge.index.untouched import check_untouched
 from narrowgauge.side_files import side_file
 from narrowgauge.store import RunFolder
 from narrowgauge_contract.outcome import Row
+from narrowgauge_contract.record import agreement_facts
 from narrowgauge_scores.side_file import LOGITS_FILE, RunLogits, Split, read_logits
 
 if TYPE_CHECKING:
@@ -24,12 +26,14 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class Answered:
-    """A row that kept its answers; its test images in the order of their numbers."""
+    """A row that kept its answers; its test images in the order of their numbers. `facts`: what its
+    record says by the names in `MUST_AGREE`."""
 
     run_id: str
     experiment: str
     row: Row
     logits: RunLogits
+    facts: Mapping[str, Any]
 
     @property
     def name(self) -> str:
@@ -48,12 +52,14 @@ def gather(folders: Sequence[RunFolder]) -> Gathered:
     """The answers of all valid rows of these runs; a run that is named twice counts once.
 
     Raises UsageError where no row has any, and where they are of different data sets or test
-    images: those go on no common axis. DamagedRecordError where a record or side file is damaged.
+    images: those go on no common axis. DamagedRecordError where a record or side file is damaged,
+    or a record was edited.
     """
     answered: list[Answered] = []
     left_out: list[str] = []
     for folder in {folder.path.resolve(): folder for folder in folders}.values():
         record = folder.record()
+        check_untouched(folder, record)
         for row in record.rows:
             found, why = answers_of(record, row, folder)
             if found is not None:
@@ -79,7 +85,7 @@ def answers_of(record: Record, row: Row, folder: RunFolder) -> tuple[Answered | 
         return None, f"it kept no {LOGITS_FILE}"
     run = read_logits(path)
     run = replace(run, test=_sorted(run.test), device=_device(record, run.device))
-    return Answered(record.run_id, record.experiment, row, run), ""
+    return Answered(record.run_id, record.experiment, row, run, agreement_facts(record)), ""
 
 
 def _device(record: Record, said: str) -> str:

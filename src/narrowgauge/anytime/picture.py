@@ -76,9 +76,11 @@ def _against_latency(found: Scoring) -> Figure:
 
 def _drawn(found: Scoring) -> list[tuple[FamilyScore, _Look]]:
     """At most so many, in their own order; a family looks the same in all pictures."""
-    sizes = sorted((each.macs.area.value for each in found.families), reverse=True)
-    least = sizes[:_MOST_FAMILIES][-1]
-    drawn = [each for each in found.families if each.macs.area.value >= least][:_MOST_FAMILIES]
+    # By place: of equal areas the first stand, and none of a larger area falls out for them.
+    order = sorted(
+        range(len(found.families)), key=lambda place: -found.families[place].macs.area.value
+    )
+    drawn = [found.families[place] for place in sorted(order[:_MOST_FAMILIES])]
     looks = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), strict=False)
     # Beyond eight, colours come again with the marker of another.
     again = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS[1:] + MARKERS[:1]), strict=False)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowgauge.anytime.families import Family, families_of
+from narrowgauge.anytime.families import Family, families_of, split_notes
 from narrowgauge.anytime.gather import Gathered, data_words
-from narrowgauge_scores.answers import accuracies, correct_of
+from narrowgauge_scores.answers import correct_of
 from narrowgauge_scores.areas import CostRange
 from narrowgauge_scores.fronts import best_static_gain, hypervolume, pareto_front
-from narrowgauge_scores.points import Point, budgeted_points, exit_costs, exit_points
+from narrowgauge_scores.points import Point, budgeted_points, exit_costs, mean_points
 from narrowgauge_scores.resampling import Interval, draw_means, interval_of
 from narrowgauge_scores.scalars import (
     Scalar,
@@ -37,13 +37,15 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Mean:
-    """A figure over the seeds of a family that have it: their mean, least and greatest."""
+    """A figure over the seeds of a family that have it: their mean, least and greatest. `seeds`
+    have it, of the family's `of`; a mean of some is not one of all."""
 
     mean: float
     least: float
     greatest: float
     seeds: int
     unit: str
+    of: int
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,16 @@ class Curve:
 @dataclass(frozen=True)
 class FamilyScore:
     """`latency` is None where it was not measured on the device that the scoring is of.
-    `budgeted`: the operating points B of each seed. `static_gain`: the most that any of its points
-    has over the best single-exit network or plain network that costs no more; None without one."""
+    `budgeted`: the operating points B of each seed; `points`: A and B, means over the seeds.
+    `static_gain`: the most that any of `points` has over the best single-exit network or plain
+    network that costs no more, each a mean over its seeds; None without one."""
 
     family: Family
     figures: dict[str, Mean]
     macs: Curve
     latency: Curve | None
     budgeted: tuple[tuple[Point, ...], ...]
+    points: tuple[Point, ...]
     static_gain: float | None
 
     @property
@@ -87,7 +91,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Scoring:
-    """All families. `front`: label of the family and point, for what none beats, cheapest first."""
+    """All families. `front`: label of the family and point, for what none beats, cheapest first;
+    this and `hypervolume` are of means over seeds, and the best over operating points."""
 
     data: str
     images: int
@@ -117,10 +122,10 @@ def score(gathered: Gathered) -> Scoring:
         timings, more = _curves(timed, latency_range, _seconds, "latency")
         pairs += more
     scores = tuple(
-        _family_score(family, families, curves[family.label], timings.get(family.label))
+        _family_score(family, families, curves[family.label], timings.get(family.label), within)
         for family in families
     )
-    points = _all_points(scores)
+    points = [(each.label, point) for each in scores for point in each.points]
     front = pareto_front([p.macs for _, p in points], [p.accuracy for _, p in points])
     return Scoring(
         data=data_words(run),
@@ -204,16 +209,21 @@ def _curves(
 
 
 def _family_score(
-    family: Family, families: Sequence[Family], macs: Curve, latency: Curve | None
+    family: Family,
+    families: Sequence[Family],
+    macs: Curve,
+    latency: Curve | None,
+    within: CostRange,
 ) -> FamilyScore:
-    budgeted = tuple(budgeted_points(run) for run in family.runs)
+    points = mean_points(family.runs)
     return FamilyScore(
         family=family,
-        figures=_means([scalars_of(run) for run in family.runs]),
+        figures=_means([scalars_of(run, within=within) for run in family.runs]),
         macs=macs,
         latency=latency,
-        budgeted=budgeted,
-        static_gain=_static_gain(family, families, budgeted),
+        budgeted=tuple(budgeted_points(run) for run in family.runs),
+        points=points,
+        static_gain=_static_gain(family, families, points),
     )
 
 
@@ -229,50 +239,40 @@ def _means(seeds: Sequence[Sequence[Scalar]]) -> dict[str, Mean]:
             found.setdefault(each.name, []).append(float(np.median(each.values)))
             units[each.name] = each.unit
     return {
-        name: Mean(float(np.mean(values)), min(values), max(values), len(values), units[name])
+        name: Mean(
+            float(np.mean(values)), min(values), max(values), len(values), units[name], len(seeds)
+        )
         for name, values in found.items()
     }
 
 
 def _static_gain(
-    family: Family, families: Sequence[Family], budgeted: Sequence[Sequence[Point]]
+    family: Family, families: Sequence[Family], points: Sequence[Point]
 ) -> float | None:
     """C: what stands against it are networks of one exit, and the plain networks that runs name."""
-    static = [
-        (float(exit_costs(run)[0]), float(accuracies(run.test)[0]))
-        for other in families
-        if other is not family
-        for run in other.runs
-        if run.exits == 1
-    ]
-    static += [
-        (float(run.base_macs), run.base_accuracy / 100.0)
-        for other in families
-        for run in other.runs
-        if run.base_macs is not None and run.base_accuracy is not None
-    ]
+    static: list[tuple[float, float]] = []
+    for other in families:
+        if other is not family and other.runs[0].exits == 1:
+            static += [(point.macs, point.accuracy) for point in mean_points(other.runs)]
+        bases = [
+            (float(run.base_macs), run.base_accuracy / 100.0)
+            for run in other.runs
+            if run.base_macs is not None and run.base_accuracy is not None
+        ]
+        if bases:
+            cost, height = np.mean(bases, axis=0).tolist()
+            static.append((cost, height))
     if not static:
         return None
     costs, heights = [cost for cost, _ in static], [height for _, height in static]
-    points = [p for run in family.runs for p in exit_points(run)]
-    points += [p for listed in budgeted for p in listed]
     gains = [best_static_gain(p.macs, p.accuracy, costs, heights) for p in points]
     known = [gain for gain in gains if gain is not None]
     return max(known) if known else None
 
 
-def _all_points(scores: Sequence[FamilyScore]) -> list[tuple[str, Point]]:
-    """Every seed's points A and B."""
-    found = []
-    for each in scores:
-        for run, budgeted in zip(each.family.runs, each.budgeted, strict=True):
-            found += [(each.label, point) for point in (*exit_points(run), *budgeted)]
-    return found
-
-
 def _notes(families: Sequence[Family]) -> list[str]:
     alone = [f.label for f in families if len(f.rows) == 1]
-    notes = []
+    notes = split_notes(families)
     if alone:
         listed = ", ".join(alone)
         notes.append(f"one seed only, so intervals are of the test images alone: {listed}")

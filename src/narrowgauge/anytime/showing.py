@@ -11,8 +11,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.markup import escape
 
+from narrowgauge.report.text import clean, csv_cell
 from narrowgauge.units import format_value
 from narrowgauge_scores.answers import confidences, correct_of
 from narrowgauge_scores.points import oracle_points
@@ -39,27 +39,32 @@ _TIMES = 41
 
 
 def print_scoring(found: Scoring, console: Console) -> None:
-    """The table of families, the pairs, and what to know of them."""
+    """The table of families, the pairs, and what to know of them. All of it is `Text`: what comes
+    from a file is neither markup nor an emoji's name."""
+    from rich.text import Text
+
     images = f"{found.images:,} test images of {found.data}"
     count = len(found.families)
-    console.print(f"[bold]{count} famil{'y' if count == 1 else 'ies'}[/bold] on {images}")
-    console.print(f"areas over ln(MACs): {found.range.why}, steps, chance level before the first")
+    families = f"{count} famil{'y' if count == 1 else 'ies'}"
+    console.print(Text(families, "bold").append(f" on {images}", "not bold"))
+    console.print(
+        Text(f"areas over ln(MACs): {found.range.why}, steps, chance level before the first")
+    )
     console.print(_family_table(found))
     console.print(_figure_table(found))
     if found.pairs:
         console.print(_pair_table(found))
     names = list(dict.fromkeys(label for label, _ in found.front))
     console.print(
-        f"hypervolume {found.hypervolume:.4f}; nobody beats points of: {'; '.join(names)}",
-        markup=False,
+        Text(f"hypervolume {found.hypervolume:.4f}; nobody beats points of: {'; '.join(names)}")
     )
     if found.latency_range is not None:
         span = " to ".join(format_value(s, "s") for s in _ends(found.latency_range))
-        console.print(f"latencies of {found.device}, areas from {span}", markup=False)
+        console.print(Text(f"latencies of {found.device}, areas from {span}"))
     for note in found.notes[:_MOST_NOTES]:
-        console.print(f"note: {note}", markup=False)
+        console.print(Text(f"note: {clean(note)}"))
     if len(found.notes) > _MOST_NOTES:
-        console.print(f"note: {len(found.notes) - _MOST_NOTES} more in --json", markup=False)
+        console.print(Text(f"note: {len(found.notes) - _MOST_NOTES} more in --json"))
 
 
 def _ends(within: CostRange) -> tuple[float, float]:
@@ -68,6 +73,8 @@ def _ends(within: CostRange) -> tuple[float, float]:
 
 def _family_table(found: Scoring) -> Table:
     """What is judged, with intervals."""
+    from rich.text import Text
+
     caption = f"intervals: {100 * COVERAGE:.0f} %, {DRAWS} paired draws of test images"
     timed = [["area, time"]] if any(each.latency for each in found.families) else []
     headings = ["seeds", "exits", "last exit (%)", "area", *itertools.chain(*timed)]
@@ -81,22 +88,30 @@ def _family_table(found: Scoring) -> Table:
         ]
         if timed:
             cells.append(_interval(each.latency.area, 1.0, 4) if each.latency else "–")
-        table.add_row(escape(each.label), *cells)
+        table.add_row(Text(each.label), *cells)
     return table
 
 
 def _figure_table(found: Scoring) -> Table:
     """What else there is to know of a family, means over its seeds."""
+    from rich.text import Text
+
     budgets = " / ".join(map(str, BUDGETS))
-    headings = [f"% at {budgets} % of cost", "MACs at base −1", "overthinks", "ECE", "AUROC"]
-    table = _table("means over seeds; ECE and AUROC of the last exit", *headings, "monotone")
+    headings = [f"% at {budgets} % of cost", "own last exit −1", "overthinks", "ECE", "AUROC"]
+    based = any(run.base_accuracy is not None for e in found.families for run in e.family.runs)
+    headings[1:1] = ["plain network −1"] if based else []
+    caption = (
+        "means over the seeds that have the figure; −1: MACs within a point of that accuracy; "
+        "ECE and AUROC of the last exit"
+    )
+    table = _table(caption, *headings, "monotone")
     for each in found.families:
         last = len(each.macs.costs) - 1
-        base = each.figures.get("macs_at_base_less_1")
         table.add_row(
-            escape(each.label),
+            Text(each.label),
             " / ".join(_mean(each, f"accuracy_at_{share}", "{:.1f}") for share in BUDGETS),
-            f"{base.mean / 1e6:.4g} M" if base else "never",
+            *([_at_base(each)] if based else []),
+            _mean(each, "macs_at_last_less_1", "{:.4g} M", 1e-6),
             _mean(each, "overthinking", "{:.2f} %"),
             _mean(each, f"ece_exit{last}", "{:.3f}"),
             _mean(each, f"auroc_exit{last}", "{:.3f}"),
@@ -115,8 +130,22 @@ def _table(caption: str, *headings: str) -> Table:
     return table
 
 
-def _mean(each: FamilyScore, name: str, form: str) -> str:
-    return form.format(each.figures[name].mean) if name in each.figures else "–"
+def _mean(each: FamilyScore, name: str, form: str, scale: float = 1.0) -> str:
+    """A mean, with how many seeds it is of where some do not have the figure."""
+    found = each.figures.get(name)
+    if found is None:
+        return "–"
+    some = f" ({found.seeds} of {found.of} seeds)" if found.seeds < found.of else ""
+    return form.format(scale * found.mean) + some
+
+
+def _at_base(each: FamilyScore) -> str:
+    """What keeps within a point of the plain network: `never`, or a dash where
+    no run of it names one."""
+    named = any(run.base_accuracy is not None for run in each.family.runs)
+    if named and "macs_at_base_less_1" not in each.figures:
+        return "never"
+    return _mean(each, "macs_at_base_less_1", "{:.4g} M", 1e-6)
 
 
 def _interval(found: Interval, scale: float, digits: int) -> str:
@@ -127,6 +156,7 @@ def _interval(found: Interval, scale: float, digits: int) -> str:
 def _pair_table(found: Scoring) -> Table:
     """Everybody against the family of the largest area, or against all of few."""
     from rich.table import Table
+    from rich.text import Text
 
     best = max(found.families, key=lambda each: each.macs.area.value).label
     shown = [p for p in found.pairs if len(found.pairs) <= _FEW_PAIRS or best in (p.one, p.other)]
@@ -139,18 +169,19 @@ def _pair_table(found: Scoring) -> Table:
     for pair in shown:
         verdict = "told apart" if pair.difference.excludes_zero else "not told apart"
         table.add_row(
-            escape(pair.one), escape(pair.other), pair.over,
+            Text(pair.one), Text(pair.other), pair.over,
             _interval(pair.difference, 1.0, 4), verdict,
         )  # fmt: skip
     return table
 
 
 def scoring_csv(found: Scoring) -> str:
-    """A line for each figure of each family; `low` and `high` where it has an interval."""
+    """A line for each figure of each family, `seeds` that have it of its `of`; `low` and `high`
+    where it has an interval. No cell begins a spreadsheet's formula."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(
-        ["family", "figure", "unit", "mean", "least", "greatest", "seeds", "low", "high"]
+        ["family", "figure", "unit", "mean", "least", "greatest", "seeds", "of", "low", "high"]
     )
     for each in found.families:
         known = dict(_intervals(each))
@@ -158,7 +189,8 @@ def scoring_csv(found: Scoring) -> str:
             interval = known.get(name)
             ends = [repr(interval.low), repr(interval.high)] if interval else ["", ""]
             values = [repr(x) for x in (mean.mean, mean.least, mean.greatest)]
-            writer.writerow([each.label, name, mean.unit, *values, mean.seeds, *ends])
+            counts = [mean.seeds, mean.of]
+            writer.writerow([csv_cell(each.label), name, mean.unit, *values, *counts, *ends])
     return stream.getvalue()
 
 
@@ -210,6 +242,7 @@ def _family(each: FamilyScore, found: Scoring) -> dict[str, Any]:
         "macs": asdict(each.macs),
         "latency": asdict(each.latency) if each.latency else None,
         "static_gain": each.static_gain,
+        "points": [_point(point) for point in each.points],
         "seeds": [
             {
                 "run": row.run_id,

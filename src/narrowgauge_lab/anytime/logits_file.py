@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import List, Optional, Tuple
+from typing import Callable, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -22,19 +22,23 @@ from narrowgauge_scores.side_file import LOGITS_FILE, RunLogits, Split, write_lo
 __all__ = ["About", "answers", "latencies", "write"]
 
 _WARM_UP = 3
+#: Images that latencies are of, one after another: a network's time may depend on the image.
+_TIMED = 30
 
 
 @dataclasses.dataclass(frozen=True)
 class About:
     """What a reader of the file has to know: `family` is the system (`branchynet`), `variant` which
     one of it, with all that makes it another (`b-lenet`, `width 1/4`). `base_accuracy` [%] and
-    `base_macs` are of the plain network that it is judged against, where there is one."""
+    `base_macs` are of the plain network that it is judged against, where there is one: the accuracy
+    is asked for once the network is trained and None where it is not known, and `base_macs` is
+    given the costs of the exits."""
 
     family: str
     variant: str
     exit_names: Tuple[str, ...] = ()
-    base_accuracy: Optional[float] = None
-    base_macs: Optional[int] = None
+    base_accuracy: Optional[Callable[[], Optional[float]]] = None
+    base_macs: Optional[Callable[[ExitCosts], int]] = None
 
 
 def write(
@@ -48,12 +52,17 @@ def write(
     passes: int = 30,
 ) -> RunLogits:
     """Write the row's `logits.npz` and return what is in it: logits float32, costs, and what each
-    exit took for one image, `passes` times (0: not measured).
+    exit took for one image, `passes` times (0: not measured), over the first test images in turn;
+    the fact `latency_images` says over how many.
 
     Raises BadValueError where a logit is not finite, and what `exit_costs` raises.
     """
-    image, _ = splits.test.batch(torch.zeros(1, dtype=torch.int64, device=mode.device))
-    costs = exit_costs(net, image)
+    timed = min(_TIMED, len(splits.test), max(passes, 1))
+    images, _ = splits.test.batch(torch.arange(timed, device=mode.device))
+    costs = exit_costs(net, images[:1])
+    base = about.base_accuracy() if about.base_accuracy is not None else None
+    if passes:
+        ctx.fact("latency_images", timed)
     run = RunLogits(
         family=about.family,
         variant=about.variant,
@@ -64,11 +73,11 @@ def write(
         direct_macs=np.array(costs.direct, dtype=np.int64),
         exit_names=about.exit_names,
         val=answers(net, splits.validation, splits.validation_samples, costs, mode, batch_size),
-        latency=latencies(net, image, mode, passes) if passes else None,
+        latency=latencies(net, images, mode, passes) if passes else None,
         device=_device_name(mode.device),
         synthetic=splits.data == "synthetic",
-        base_accuracy=about.base_accuracy,
-        base_macs=about.base_macs,
+        base_accuracy=base,
+        base_macs=None if base is None or about.base_macs is None else about.base_macs(costs),
     )
     write_logits(ctx.side_file(LOGITS_FILE), run)
     return run
@@ -122,13 +131,16 @@ def _pass(
     return torch.stack(logits), torch.stack(macs).cumsum(0), depends
 
 
-def latencies(net: AnytimeNetwork, image: torch.Tensor, mode: Mode, passes: int) -> np.ndarray:
-    """Seconds from the start to the answer of each exit, one stage after another on one batch, in
-    so many passes: float64 [exits, passes]. A GPU is waited for at each exit: an answer has to be
-    there."""
+def latencies(net: AnytimeNetwork, images: torch.Tensor, mode: Mode, passes: int) -> np.ndarray:
+    """Seconds from the start to the answer of each exit, one stage after another on one image, in
+    so many passes over `images` [B, C, H, W] in turn: float64 [exits, passes]. Pass p is of image
+    p modulo B, so a network whose work depends on the image shows it. A GPU is waited for at each
+    exit: an answer has to be there."""
     taken = np.zeros((net.exits, passes))
     with in_eval_mode(net), torch_compat.inference_mode():
         for number in range(-_WARM_UP, passes):
+            place = number % len(images)
+            image = images[place : place + 1]
             _wait(mode.device)
             began = time.perf_counter()
             state = net.begin(image)
