@@ -44,7 +44,9 @@ def run(ctx: RowContext) -> None:
     exact = ResNet(int(ctx.parameters["depth"]), len(classes)).to(ctx.device)
 
     def train(stage: RowContext, model: nn.Module) -> None:
-        recipe = _recipe(ctx.parameters, "epochs", "lr", "auto")
+        # The row's confusion matrix is that after fine-tuning.
+        exactly = _recipe(ctx.parameters, "epochs", "lr", "auto")
+        recipe = dataclasses.replace(exactly, save_confusion=False)
         training.train(stage, model, training_set, test_set, classes, recipe)
 
     asked = asked_file(ctx.parameters["weights"], Path(__file__).parent)

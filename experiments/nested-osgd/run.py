@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any, Mapping, Tuple
+from typing import Any, Mapping
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab import training
 from narrowgauge_lab.anytime.feeds import Splits, make_splits
 from narrowgauge_lab.anytime.gradients import Combination, Orthogonalised, PCGrad, Sum, Weighted
+from narrowgauge_lab.anytime.loss_weights import parse_loss_weights
 from narrowgauge_lab.anytime.objective import ExitLosses
 from narrowgauge_lab.anytime.training import train_anytime
 from narrowgauge_lab.augment import Augmentation
@@ -55,9 +56,8 @@ def combination(parameters: Mapping[str, Any], exits: int) -> Combination:
     per_tensor = parameters["projection"] == "tensor"
     momentum = parameters["momentum"] if parameters["project"] == "momentum" else None
     if name == "weighted":
-        found: Combination = Weighted(_weights(parameters["loss_weights"], exits))
-        found.weights(exits)
-        return found
+        text = parameters["loss_weights"]
+        return parse_loss_weights(text, exits) if text else _falling(exits)
     if name == "pcgrad":
         return PCGrad(per_tensor, momentum)
     if name == "osgd":
@@ -71,38 +71,34 @@ def combination(parameters: Mapping[str, Any], exits: int) -> Combination:
     return Sum()
 
 
-#: Options by the ways that have them, and what leaves them out.
+#: Options, the parameter and its values that take them, and what leaves them out.
 _OPTIONS = {
-    "projection": (("pcgrad", "osgd"), "global"),
-    "project": (("pcgrad", "osgd"), "gradient"),
-    "negative_only": (("osgd",), False),
-    "rescale": (("osgd",), False),
-    "priority": (("osgd",), "first"),
-    "loss_weights": (("weighted",), ""),
+    "exits": ("network", ("nested",), 4),
+    "blocks": ("network", ("nested", "iresnext"), 1),
+    "projection": ("optimizer", ("pcgrad", "osgd"), "global"),
+    "project": ("optimizer", ("pcgrad", "osgd"), "gradient"),
+    "negative_only": ("optimizer", ("osgd",), False),
+    "rescale": ("optimizer", ("osgd",), False),
+    "priority": ("optimizer", ("osgd",), "first"),
+    "loss_weights": ("optimizer", ("weighted",), ""),
 }
 
 
 def _require_used(parameters: Mapping[str, Any]) -> None:
     """Or a row would say that it varied what it did not."""
-    for option, (ways, unset) in _OPTIONS.items():
-        if parameters["optimizer"] not in ways and parameters[option] != unset:
+    for option, (decider, takers, unset) in _OPTIONS.items():
+        if parameters[decider] not in takers and parameters[option] != unset:
+            # A profile may have set it, which leaving it out would not undo.
+            undo = f"-p {option}={str(unset).lower()}" if unset != "" else f"leave {option} out"
             raise BadValueError(
-                f"{option}={parameters[option]} does nothing with "
-                f"optimizer={parameters['optimizer']}",
-                why=f"only {' and '.join(ways)} take it",
-                next_step=f"-p optimizer={','.join(ways)} or leave {option} out",
+                f"{option}={parameters[option]} does nothing with {decider}={parameters[decider]}",
+                why=f"only {' and '.join(takers)} {'take' if len(takers) > 1 else 'takes'} it",
+                next_step=f"-p {decider}={','.join(takers)} or {undo}",
             )
 
 
-def _weights(text: str, exits: int) -> Tuple[float, ...]:
-    if not text:
-        return tuple((exits - number) / exits for number in range(exits))
-    try:
-        return tuple(float(each) for each in text.split(","))
-    except ValueError as error:
-        raise BadValueError(
-            f"loss_weights '{text}' are no numbers", next_step="for example: 1,0.75,0.5,0.25"
-        ) from error
+def _falling(exits: int) -> Weighted:
+    return Weighted(tuple((exits - number) / exits for number in range(exits)))
 
 
 def _splits(ctx: RowContext) -> Splits:

@@ -92,14 +92,22 @@ class Checkpoints:
 
     def put(self, content: bytes) -> None:
         """Have just what `take` gave on another machine, and go on from it, if there is any."""
-        self.clear()
+        self._clear_own()
         self.resume = bool(content)
         if content:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomic(self.folder / "checkpoint-000001.pt", content)
 
     def clear(self) -> None:
-        """Remove every checkpoint: the row is complete and will not be resumed."""
+        """Remove every checkpoint, those of the row's stages (in folders below) too: the row is
+        complete and will not be resumed."""
+        self._clear_own()
+        if self.folder.is_dir():
+            for below in self.folder.iterdir():
+                if below.is_dir() and not below.is_symlink():
+                    Checkpoints(below).clear()
+
+    def _clear_own(self) -> None:
         for _, path in self._numbered():
             path.unlink()
         self._sweep()

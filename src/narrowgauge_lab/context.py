@@ -254,8 +254,8 @@ class RowContext:
 
     def for_stage(self, name: str) -> RowContext:
         """The row as one of its stages sees it, such as a training before the one that the row is
-        about: its metrics and facts are called `name_…`, and its checkpoints are its own. Whoever
-        is done with the stage clears them."""
+        about: its metrics and facts are called `name_…`, and its checkpoints are its own,
+        until those of the row are cleared."""
         mine = copy.copy(self)
         mine._prefix = f"{self._prefix}{name}_"
         mine.checkpoints = Checkpoints(self.checkpoints.folder / name, self.checkpoints.resume)

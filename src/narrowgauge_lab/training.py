@@ -48,7 +48,8 @@ class Recipe:
     data are where `placed.home` says. `ran`: what the probe has to see, where layers compute in
     others than `precision`, such as `fp32+int8`; empty: `precision`. `objective`: the losses of a
     model with several exits, one cross entropy otherwise. `keep_last`: the last epoch leaves a
-    checkpoint too, for a row that does more afterwards.
+    checkpoint too, for a row that does more afterwards. `save_confusion`: not of a training before
+    the one that the row is about.
     """
 
     epochs: int
@@ -64,6 +65,7 @@ class Recipe:
     ran: str = ""
     objective: Optional[Objective] = None
     keep_last: bool = False
+    save_confusion: bool = True
 
 
 def train(
@@ -84,7 +86,7 @@ def train(
     part; at the end of an epoch all go on with the running statistics of rank 0.
 
     Records the metrics of `history` per epoch, what precision ran, and after the last epoch
-    `confusion.json` over the whole test set, and `weights.pt` where the recipe says so. The row
+    `confusion.json` over the whole test set and `weights.pt`, where the recipe says so. The row
     becomes invalid where another precision ran than asked, or where a loss is not finite; training
     then stops, and what there is stays recorded.
     Raises NotApplicableError for a precision that does not work here, and what checkpoints raise.
@@ -94,7 +96,8 @@ def train(
     training.resume()
     evaluation = training.run()
     if evaluation is not None and group.speaks:
-        write_confusion(ctx, test_set.labels, evaluation.predicted, classes)
+        if recipe.save_confusion:
+            write_confusion(ctx, test_set.labels, evaluation.predicted, classes)
         if recipe.save_weights:
             checkpoint.write_weights(ctx.side_file("weights.pt"), model)
     return evaluation is not None
@@ -232,6 +235,9 @@ class Training:
         self.history.load_state_dict(state["history"])
         # The row began anew in the record: what the epochs before gave has to be said again.
         self.history.emit(self.ctx)
+        self._said = state.get("graphs_ran", "")  # checkpoints of older versions lack it
+        if self._said:
+            self.ctx.fact("graphs_ran", self._said)
         self._seconds_before = state["seconds"]
         self.ctx.fact("resumed_after_epoch", self.epoch)
         # The row's own duration is of its last process only.
@@ -375,6 +381,7 @@ class Training:
                 "world_size": self.group.size,
                 "seconds": self._seconds_before + time.monotonic() - self._began,
                 "history": self.history.state_dict(),
+                "graphs_ran": self._said,
                 "model": dict(self.model.state_dict()),
                 "optimizer": self.optimizer.state_dict(),
                 "loss_scale": scale,

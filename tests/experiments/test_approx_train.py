@@ -133,7 +133,10 @@ def test_a_stages_checkpoints_are_its_own(tmp_path: Path) -> None:
     found = stage.checkpoints.load()
     assert found is not None
     assert found["epoch"] == 1
-    ctx.checkpoints.clear()
-    assert stage.checkpoints.load() is not None, "whoever is done with the stage clears them"
+    ctx.checkpoints.save({"epoch": 7})
     stage.checkpoints.clear()
     assert stage.checkpoints.load() is None
+    assert ctx.checkpoints.load() == {"epoch": 7}, "whoever is done with the stage clears its own"
+    stage.checkpoints.save({"epoch": 1})
+    ctx.checkpoints.clear()
+    assert stage.checkpoints.load() is None, "a row that is done leaves none"

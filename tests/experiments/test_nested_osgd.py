@@ -7,8 +7,9 @@ from typing import Any, Dict
 
 import pytest
 import torch
-from one_row import Rows
+from one_row import EXPERIMENTS, Rows
 
+from narrowgauge_contract.claims import ClaimKind, load_claims
 from narrowgauge_contract.errors import UsageError
 from narrowgauge_contract.outcome import Row
 from narrowgauge_lab.anytime.gradients import Orthogonalised, PCGrad, Sum, Weighted
@@ -84,8 +85,8 @@ def test_each_way_runs(tmp_path: Path, words: Any) -> None:
 def test_other_networks_are_trained_by_it_too(
     tmp_path: Path, network: str, exits: int, family: str
 ) -> None:
-    words = (f"network={network}", "optimizer=osgd", "train_limit=64", "lr=0.01", "width=0.25")
-    row = ROWS.run(tmp_path, *words)
+    words = ("optimizer=osgd", "train_limit=64", "lr=0.01", "width=0.25", "exits=4")
+    row = ROWS.run(tmp_path, f"network={network}", *words)
 
     assert row.facts["exits"] == exits
     assert row.validity.valid
@@ -94,7 +95,8 @@ def test_other_networks_are_trained_by_it_too(
 
 
 def _parameters(*words: str) -> Dict[str, Any]:
-    return ROWS.parameters(*QUICK, *words)
+    chosen = {word.partition("=")[0]: word for word in (*QUICK, *words)}
+    return ROWS.parameters(*chosen.values())
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,8 @@ def _parameters(*words: str) -> Dict[str, Any]:
         (("optimizer=sum",), Sum()),
         (("optimizer=weighted",), Weighted((1.0, 0.75, 0.5, 0.25))),
         (("optimizer=weighted", "loss_weights=1,0,0,2"), Weighted((1.0, 0.0, 0.0, 2.0))),
+        (("optimizer=weighted", "loss_weights=0.5"), Weighted((0.5,) * 4)),
+        (("network=iresnext", "exits=4", "blocks=2", "optimizer=osgd"), Orthogonalised()),
         (("optimizer=pcgrad",), PCGrad()),
         (("optimizer=pcgrad", "project=momentum", "momentum=0.8"), PCGrad(momentum=0.8)),
         (("optimizer=osgd",), Orthogonalised()),
@@ -122,6 +126,9 @@ def test_parameters_say_the_way(words: Any, expected: Any) -> None:
         (("optimizer=sum", "rescale=true"), "rescale=True does nothing with optimizer=sum"),
         (("optimizer=pcgrad", "priority=last"), "priority=last does nothing"),
         (("optimizer=osgd", "loss_weights=1,1,1"), "loss_weights=1,1,1 does nothing"),
+        (("network=b-alexnet",), "exits=3 does nothing with network=b-alexnet"),
+        (("network=iresnext", "width=0.25"), "exits=3 does nothing with network=iresnext"),
+        (("network=b-alexnet", "exits=4", "blocks=3"), "blocks=3 does nothing with network=b-"),
         (("optimizer=weighted", "loss_weights=1,1"), "2 loss weights for 3 exits"),
         (("optimizer=weighted", "loss_weights=1,x,1"), "are no numbers"),
         (("optimizer=weighted", "loss_weights=nan,1,1"), "loss weights nan"),
@@ -138,8 +145,36 @@ def test_what_cannot_be_is_said_before_anything_is_trained(
         ROWS.run(tmp_path, *words)
 
 
+@pytest.mark.parametrize(
+    ("words", "undone"),
+    [
+        (("network=b-alexnet", "exits=4", "blocks=3"), "-p blocks=1"),
+        (("optimizer=sum", "rescale=true"), "-p rescale=false"),
+        (("optimizer=sum", "loss_weights=1"), "leave loss_weights out"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",
+)
+def test_an_option_that_does_nothing_says_how_to_undo_it(words: Any, undone: str) -> None:
+    """A profile may have set it: leaving it out would bring it back."""
+    with pytest.raises(UsageError) as caught:
+        ROWS.module("run").combination(_parameters(*words), 3)
+
+    assert caught.value.next_step.endswith(f" or {undone}")
+
+
+def test_every_exit_is_held_to_the_same_bound() -> None:
+    claims = load_claims(EXPERIMENTS / "nested-osgd" / "claims.toml", ROWS.spec())
+    bounds = {c.selections[0].metric: c for c in claims if c.kind is ClaimKind.BOUND}
+
+    assert sorted(bounds) == [f"exit{k}_test_accuracy" for k in range(4)]
+    for claim in bounds.values():
+        assert claim.expected["any"].minimum == 92.0
+        assert claim.selections[0].where["optimizer"] == "osgd"
+
+
 def test_a_diverged_row_is_invalid_and_has_no_answers(tmp_path: Path) -> None:
-    row = ROWS.run(tmp_path, "optimizer=osgd", "lr=100", "network=b-alexnet", "epochs=3")
+    words = ("optimizer=osgd", "lr=100", "network=b-alexnet", "exits=4", "epochs=3")
+    row = ROWS.run(tmp_path, *words)
 
     assert not row.validity.valid
     assert "diverged" in row.validity.reasons[0]

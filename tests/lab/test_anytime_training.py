@@ -188,16 +188,23 @@ def test_a_row_stopped_in_either_stage_goes_on_as_if_it_had_not_been(
     facts = case.row().facts
     assert facts["trunk_resumed_after_epoch"] == (1 if fail_at == 8 else 3)
     assert facts.get("resumed_after_epoch") == {8: None, 17: None, 23: 1}[fail_at]
+    for name in ("trunk_graphs_ran", "graphs_ran"):
+        assert facts[name] == whole.row().facts[name]
     one, other = (read_logits(c.out / "row-0" / LOGITS_FILE) for c in (whole, case))
     assert np.array_equal(one.test.logits, other.test.logits)
 
 
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [(logits_file, "write_logits"), (RowContext, "finish")],
+    ids=["by its answers", "after train_anytime"],
+)
 def test_a_row_stopped_after_its_training_trains_nothing_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, name: str
 ) -> None:
     case = AnytimeCase(tmp_path / "killed")
     with monkeypatch.context() as patch:
-        patch.setattr(logits_file, "write_logits", _interrupt)
+        patch.setattr(where, name, _interrupt)
         with pytest.raises(KeyboardInterrupt):
             case.run(recipe(), stages=_two_stages())
 
@@ -207,19 +214,59 @@ def test_a_row_stopped_after_its_training_trains_nothing_again(
     whole = AnytimeCase(tmp_path / "whole")
     _assert_same(whole.run(recipe(), stages=_two_stages()), resumed)
     _assert_same_metrics(whole, case)
+    before, after = whole.row().facts, case.row().facts
+    assert {name: after.get(name) for name in before} == before
     names = {Path(each.path).name for each in case.row().side_files}
     assert names == {"confusion.json", LOGITS_FILE}
+
+
+def test_a_checkpoint_that_does_not_know_how_steps_ran_is_taken_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an older version."""
+    case = AnytimeCase(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(logits_file, "write_logits", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            case.run(recipe())
+    store = checkpoint.Checkpoints(tmp_path / "checkpoints" / "row-0", resume=True)
+    state = store.load()
+    assert state is not None
+    del state["graphs_ran"]
+    store.save(state)
+
+    resumed: Any = case.run(recipe(), resume=True)
+
+    assert resumed.passes == 0
+    assert case.row().facts["resumed_after_epoch"] == 3
+    assert "graphs_ran" not in case.row().facts
 
 
 def _interrupt(*given: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_the_first_stage_keeps_no_checkpoint_once_the_row_is_done(tmp_path: Path) -> None:
-    AnytimeCase(tmp_path).run(recipe(), stages=_two_stages())
+@pytest.mark.parametrize("rate", [0.05, 1e30], ids=["trained", "diverged"])
+def test_no_stage_keeps_a_checkpoint_once_the_row_clears_its_own(
+    tmp_path: Path, rate: float
+) -> None:
+    """As a row does after its end is recorded, also where its main training diverged."""
+    AnytimeCase(tmp_path).run(recipe(rate=rate), stages=_two_stages())
+    kept = [path.parent.name for path in tmp_path.rglob("checkpoint-*.pt")]
+    checkpoint.Checkpoints(tmp_path / "checkpoints" / "row-0").clear()
 
-    left = [path.parent.name for path in tmp_path.rglob("checkpoint-*.pt")]
-    assert "trunk" not in left
+    assert "trunk" in kept
+    assert list(tmp_path.rglob("checkpoint-*.pt")) == []
+
+
+def test_a_stage_leaves_no_confusion_matrix_of_the_row(tmp_path: Path) -> None:
+    case = AnytimeCase(tmp_path)
+    case.run(recipe(rate=1e30), stages=_two_stages())
+
+    assert not case.trained
+    assert case.row().metric("trunk_test_accuracy") is not None
+    assert case.row().side_files == ()
+    assert list(tmp_path.rglob("confusion.json")) == []
 
 
 def test_the_side_file_has_what_every_exit_says_of_every_image(tmp_path: Path) -> None:
@@ -240,6 +287,8 @@ def test_the_side_file_has_what_every_exit_says_of_every_image(tmp_path: Path) -
     costs = exit_costs(net, torch.zeros(1, 3, 8, 8))
     assert run.cumulative_macs.tolist() == list(costs.cumulative)
     assert run.direct_macs.tolist() == list(costs.direct)
+    assert case.row().facts["latency_images"] == 30
+    assert (run.base_accuracy, run.base_macs) == (None, None)
     assert run.latency is not None
     assert (np.diff(run.latency, axis=0) > 0).all(), "a later answer comes later"
     assert run.family == "three-exits"
@@ -258,6 +307,28 @@ class _Depends(ThreeExits):
         own = state[-1] if exit else state[0].mean((1, 2, 3)).double()
         work = 1000.0 * (exit + 1) + own
         return dataclasses.replace(answer, state=(*answer.state, own), macs=work)
+
+
+class _Seen(ThreeExits):
+    """Notes the first value of each image that it begins with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: List[Tuple[int, float]] = []
+
+    def begin(self, images: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        self.begun.append((len(images), float(images[0, 0, 0, 0])))
+        return super().begin(images)
+
+
+def test_latencies_are_of_several_images_in_turn_one_at_a_time() -> None:
+    net = _Seen()
+    images = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 3, 8, 8)
+    taken = logits_file.latencies(net, images, precision.enter("fp32", CPU), 7)
+
+    assert taken.shape == (EXITS, 7)
+    assert net.begun[-7:] == [(1, float(number % 3)) for number in range(7)]
+    assert len(net.begun) > 7, "some are warm-ups"
 
 
 def test_macs_of_each_image_are_kept_where_they_depend_on_it(tmp_path: Path) -> None:
@@ -380,6 +451,31 @@ def test_reduced_precision_trains_with_projections(tmp_path: Path, name: str) ->
 
     assert case.row().validity.valid
     assert case.values("train_loss")[-1] < case.values("train_loss")[0]
+
+
+class _Faint(ExitLosses):
+    """Losses whose gradients are 0 in fp16 unless they are scaled."""
+
+    def losses(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Losses:
+        found = super().losses(model, images, labels)
+        return Losses(tuple(each * 1e-7 for each in found.per_exit), found.logits)
+
+
+def test_cosines_in_fp16_are_of_scaled_losses() -> None:
+    if "fp16" not in precision.available(CPU):
+        pytest.skip(f"no fp16 on this CPU with torch {torch.__version__}")
+    objective = _Faint(EXITS, cosine_images=20)
+
+    def values(name: str) -> Any:
+        torch.manual_seed(0)
+        net = ThreeExits()
+        optimizer = objective.combination.optimizer(SGD(net, 0.5), EXITS)
+        mode, feed = precision.enter(name, CPU), splits().validation
+        return ExitStepper(net, optimizer, feed, mode, ALONE, 8, "off", objective).cosines()
+
+    expected = values("fp32")
+    assert len(expected) == 3
+    assert values("fp16") == pytest.approx(expected, abs=0.01)
 
 
 class _Plain(ThreeExits):

@@ -153,6 +153,35 @@ def test_clearing_removes_what_is_ours_only(tmp_path: Path) -> None:
     assert _names(tmp_path) == ["notes.txt"]
 
 
+def test_clearing_takes_the_stages_of_the_row_with_it(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path / "row-0")
+    stage, inner, other = (
+        Checkpoints(tmp_path / name) for name in ("row-0/trunk", "row-0/trunk/first", "row-1")
+    )
+    for each in (stage, inner, other):  # the row itself may have none yet
+        each.save({"epoch": 1})
+    (stage.folder / ".checkpoint-000002.pt.1.tmp").write_bytes(b"half")
+    (stage.folder / "notes.txt").write_text("mine")
+    store.clear()
+
+    left = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")]
+    assert sorted(left) == ["row-0/trunk/notes.txt", "row-1/checkpoint-000001.pt"]
+
+
+def test_what_another_machine_gives_replaces_the_rows_own_checkpoints_only(tmp_path: Path) -> None:
+    store, stage = Checkpoints(tmp_path, resume=True), Checkpoints(tmp_path / "trunk", resume=True)
+    store.save({"epoch": 1})
+    given = store.take()
+    for epoch in (5, 6):
+        store.save({"epoch": epoch})
+    stage.save({"epoch": 3})
+    store.put(given)
+
+    assert _names(tmp_path) == ["checkpoint-000001.pt", "trunk"]
+    assert store.load() == {"epoch": 1}
+    assert stage.load() == {"epoch": 3}
+
+
 def test_every_random_stream_goes_on_where_it_was(tmp_path: Path) -> None:
     own = torch.Generator()
     own.manual_seed(5)

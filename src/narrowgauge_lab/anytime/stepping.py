@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Dict, Optional, Tuple
+from typing import Dict, Optional
 
 import torch
 
@@ -55,11 +55,6 @@ class ExitStepper(Stepper):
         with self.mode.autocast():
             return self.objective.losses(self.model, images, labels)
 
-    def loss(self, indices: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        images, labels = self.training_set.batch(indices)
-        found = self.losses(images, labels)
-        return found.total(self.objective.weights), found.logits, labels
-
     def _gradients(self, indices: torch.Tensor) -> None:
         images, labels = self.training_set.batch(indices)
         found = self.losses(images, labels)
@@ -80,8 +75,10 @@ class ExitStepper(Stepper):
         """To be differentiated: this process's part of the whole loss, scaled where losses are."""
         if loss is None:
             return None
-        part = loss if self.group.size == 1 else loss * self._part
-        return part if self.loss_scale is None else self.loss_scale.apply(part)
+        return self._scaled(loss if self.group.size == 1 else loss * self._part)
+
+    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss if self.loss_scale is None else self.loss_scale.apply(loss)
 
     def _summed(self, found: Losses, count: int) -> torch.Tensor:
         zero = torch.zeros((), dtype=torch.float64, device=self.sums.device)
@@ -113,7 +110,8 @@ class ExitStepper(Stepper):
         images, labels = self.training_set.batch(first)
         with in_eval_mode(self.model), torch.random.fork_rng(devices=[]):
             found = self.losses(images, labels).per_exit
-            wanted = {n: loss for n, loss in zip(numbers, found) if loss is not None}
+            # Scaled, or small gradients are 0 in fp16; no cosine depends on the scale.
+            wanted = {n: self._scaled(loss) for n, loss in zip(numbers, found) if loss is not None}
             table = cosines(list(wanted.values()), self.optimizer.parameters).tolist()
         values = dict.fromkeys(cosine_names(numbers), math.nan)
         for (row, i), (column, j) in itertools.combinations(enumerate(wanted), 2):

@@ -51,8 +51,10 @@ def train_anytime(
     `settle` is called once the net is trained, before it is asked anything: for batch statistics
     that are taken anew, say.
 
-    A row that was stopped goes on with the stage and epoch that it was in. False where a training
-    diverged: the row is INVALID, later stages do not happen, and no file is written.
+    A row that was stopped goes on with the stage and epoch that it was in, and trains nothing again
+    if it was stopped later: the checkpoints of all stages stay until the row clears its own. False
+    where a training diverged: the row is INVALID, later stages do not happen, and no file is
+    written.
     Raises what `training.train`, `load_weights`, `policies.parse` and `logits_file.write` raise,
     and UsageError for a recipe without objective.
     """
@@ -71,8 +73,6 @@ def train_anytime(
     run = logits_file.write(ctx, net, splits, about, mode, batch_size=recipe.test_batch_size)
     scores.record(ctx, run, None if rule is None else policies.simulate(rule, run.test.logits))
     net.eval()
-    for stage in stages:
-        ctx.for_stage(stage.name).checkpoints.clear()
     return True
 
 
@@ -84,10 +84,11 @@ def _trained(
     stages: Sequence[Stage],
 ) -> bool:
     for stage in stages:
-        # Half-trained weights would lie where those of the whole row are looked for.
-        unsaved = dataclasses.replace(stage.recipe, save_weights=False)
-        with _only_reached(net, splits, _objective_of(net, unsaved)):
-            if not _train(ctx.for_stage(stage.name), net, splits, unsaved):
+        # Half-trained weights, and what they confuse, would lie where those of the whole row are
+        # looked for.
+        unwritten = dataclasses.replace(stage.recipe, save_weights=False, save_confusion=False)
+        with _only_reached(net, splits, _objective_of(net, unwritten)):
+            if not _train(ctx.for_stage(stage.name), net, splits, unwritten):
                 return False
     return _train(ctx, net, splits, recipe)
 
