@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import List, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
 from narrowgauge_lab import torch_compat
-from narrowgauge_lab.anytime.deadline import StageTimes, Timely, deadline, measure_stages
+from narrowgauge_lab.anytime.deadline import StageTimes, deadline, measure_stages
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.measure.state import steadily
 
 from .nets import Subject
 
-__all__ = ["Kept", "deadlines", "kept", "spans"]
+__all__ = ["Kept", "Result", "deadlines", "kept", "spans"]
 
 _SOURCE = "monotonic"
 #: Deadlines are drawn from the first answer to so many times the last one's time.
 _BEYOND = 1.2
-_WITHIN = 0.999
+#: So many at once are measured again where the device was held back, and kept where the row is
+#: killed: a hundred thousand take minutes.
+_WINDOW = 4000
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What is kept of an answer: its exit, the seconds until it was returned, and its deadline."""
+
+    exit: int
+    seconds: float
+    limit: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
     """What so many deadlines came to. `misses`: share that returned after theirs. `overshoot`: by
-    how much each did, in longest stages. `answered`: exit reached over the one that typical times
-    would have reached, both counted from 1."""
+    how much each did, over the typical time of the longest stage. `answered`: exit reached over the
+    one that typical times would have reached, both counted from 1."""
 
     misses: float
     overshoot: List[float]
@@ -34,22 +45,24 @@ class Kept:
 
 
 def deadlines(ctx: RowContext, subject: Subject) -> None:
-    """Record `deadline_misses` (a share), `deadline_overshoot` (the largest, in longest stages) and
-    `deadline_overshoot_p999`, `deadline_answered`, and `deadline_late`, whether deadlines of 0
-    were marked late as they have to be."""
+    """Record `deadline_misses` (a share), `deadline_overshoot` (the largest, over the typical time
+    of the longest stage), `deadline_answered`, and the fact `deadline_late`, whether a deadline of
+    0 was marked late as it has to be. A row that is resumed goes on after its last window, with the
+    stage times that it began with."""
     net, images, count = subject.net, subject.images, ctx.parameters["deadlines"]
-    times = measure_stages(net, images, ctx.parameters["profile_passes"])
+    times, results, reasons = _resumed(ctx.checkpoints.load())
+    noted = _Noted(ctx)
+    for reason in reasons:
+        noted.invalid(reason)
+    if times is None:
+        times = measure_stages(net, images, ctx.parameters["profile_passes"])
     wanted = spans(times, count, ctx.seed)
-
-    def measured() -> List[Timely]:
-        found = []
-        for number, seconds in enumerate(wanted):
-            found.append(deadline(net, images, seconds * 1e3, times))
-            if number % 1000 == 999:
-                ctx.progress(number + 1, count, "deadlines")
-        return found
-
-    results: List[Timely] = steadily(ctx, measured, ctx.device)
+    ctx.fact("deadlines_resumed", len(results))
+    while len(results) < count:
+        window = wanted[len(results) : len(results) + _WINDOW]
+        results += _window(noted, subject, times, window, f"window{len(results) // _WINDOW}_")
+        ctx.checkpoints.save(_state(times, results, noted.reasons))
+        ctx.progress(len(results), count, "deadlines")
     found = kept(results, times)
     ctx.fact("stage_seconds", list(times.typical))
     ctx.fact("stage_seconds_safe", list(times.safe))
@@ -57,9 +70,59 @@ def deadlines(ctx: RowContext, subject: Subject) -> None:
     ctx.fact("deadline_late", deadline(net, images, 0.0, times).late)
     ctx.metric("deadline_misses", found.misses, unit="1", source=_SOURCE)
     ctx.metric("deadline_overshoot", max(found.overshoot), unit="1", source=_SOURCE)
-    within = sorted(found.overshoot)[int(_WITHIN * (len(found.overshoot) - 1))]
-    ctx.metric("deadline_overshoot_p999", within, unit="1", source=_SOURCE)
     ctx.metric("deadline_answered", found.answered, unit="1", source=_SOURCE)
+
+
+class _Noted:
+    """A row as `steadily` sees it, which keeps the reasons why it is INVALID: a window that was
+    spoilt is spoilt still when the row is resumed after it."""
+
+    def __init__(self, ctx: RowContext) -> None:
+        self.device, self.fact, self.log = ctx.device, ctx.fact, ctx.log
+        self._invalid = ctx.invalid
+        self.reasons: List[str] = []
+
+    def invalid(self, reason: str) -> None:
+        """See RowContext."""
+        self.reasons.append(reason)
+        self._invalid(reason)
+
+
+def _window(
+    ctx: _Noted, subject: Subject, times: StageTimes, wanted: Sequence[float], name: str
+) -> List[Result]:
+    def measured() -> List[Result]:
+        found = []
+        for seconds in wanted:
+            got = deadline(subject.net, subject.images, seconds * 1e3, times)
+            found.append(Result(got.exit, got.seconds, got.deadline_s))
+        return found
+
+    results: List[Result] = steadily(ctx, measured, ctx.device, prefix=name)
+    return results
+
+
+def _state(times: StageTimes, results: Sequence[Result], reasons: Sequence[str]) -> Dict[str, Any]:
+    return {
+        "reasons": list(reasons),
+        "times": dataclasses.asdict(times),
+        "results": torch.tensor(
+            [dataclasses.astuple(result) for result in results], dtype=torch.float64
+        ),
+    }
+
+
+def _resumed(
+    state: Optional[Dict[str, Any]],
+) -> Tuple[Optional[StageTimes], List[Result], List[str]]:
+    """What `_state` made, which belongs to this row: its folder is the row's own."""
+    if state is None:
+        return None, [], []
+    held = state["times"]
+    times = StageTimes(held["batch"], tuple(held["typical"]), tuple(held["safe"]))
+    rows = state["results"].tolist()
+    results = [Result(int(exit), seconds, limit) for exit, seconds, limit in rows]
+    return times, results, list(state["reasons"])
 
 
 def spans(times: StageTimes, count: int, seed: int) -> List[float]:
@@ -70,11 +133,11 @@ def spans(times: StageTimes, count: int, seed: int) -> List[float]:
     return [first + (last - first) * each for each in drawn]
 
 
-def kept(results: Sequence[Timely], times: StageTimes) -> Kept:
+def kept(results: Sequence[Result], times: StageTimes) -> Kept:
     """What the results came to."""
-    overshoot = [result.overshoot_s / times.longest for result in results]
+    overshoot = [max(0.0, each.seconds - each.limit) / times.longest for each in results]
     reached = [
-        (result.exit + 1) / max(1, sum(until <= result.deadline_s for until in times.until))
+        (result.exit + 1) / max(1, sum(until <= result.limit for until in times.until))
         for result in results
     ]
     return Kept(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from typing import List, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from narrowgauge_contract.errors import NotApplicableError, SkippedError
+from narrowgauge_contract.order_statistics import median_rank
 from narrowgauge_kernels.errors import KernelsError
 from narrowgauge_lab.anytime.device_exit import (
     CapturedStages,
@@ -14,6 +15,7 @@ from narrowgauge_lab.anytime.device_exit import (
     all_stages,
 )
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.graphs import CaptureError
 from narrowgauge_lab.measure import Comparison, interleave
 from narrowgauge_lab.measure.recording import record_samples
 from narrowgauge_lab.measure.state import steadily
@@ -21,7 +23,7 @@ from narrowgauge_lab.measure.state import steadily
 from .nets import Subject, nobody
 from .shares import plan_of
 
-__all__ = ["decision", "per_decision"]
+__all__ = ["decision", "least_median", "per_decision"]
 
 
 # unverified: decisions of captured stages, timed | no GPU here | anytime-speed -p measure=decision
@@ -29,7 +31,8 @@ def decision(ctx: RowContext, subject: Subject) -> None:
     """Record `decision_device` and `decision_host`, the seconds that each of them adds to the same
     captured work without decisions, for each exit but the last; `decision_times` is host over
     device. Nobody leaves, so all of them do the same. Raises SkippedError where there is no such
-    node; INVALID where the device's decision is less than can be told."""
+    node, or the network cannot be captured; INVALID unless the device's decision takes more than
+    nothing for sure: the 95 % interval of its median lies above 0."""
     if ctx.device.type != "cuda":
         raise SkippedError(
             "there is no decision on a device to time",
@@ -41,7 +44,7 @@ def decision(ctx: RowContext, subject: Subject) -> None:
     try:
         stages = CapturedStages(net, images, policy, costs)
         device, straight = ConditionalExits(stages), all_stages(stages)
-    except (KernelsError, NotApplicableError) as error:
+    except (CaptureError, KernelsError, NotApplicableError) as error:
         raise SkippedError(error.what, why=error.why, next_step=error.next_step) from error
     host = SteppedExits(stages)
 
@@ -66,12 +69,24 @@ def decision(ctx: RowContext, subject: Subject) -> None:
     of_device, of_host = per_decision(by_device, decisions), per_decision(by_host, decisions)
     record_samples(ctx, "decision_device", by_device.second, of_device)
     record_samples(ctx, "decision_host", by_host.second, of_host)
-    typical = statistics.median(of_device)
-    if typical <= 0:
-        ctx.invalid("the device's decisions take less time than the clock can tell")
+    least = least_median(of_device)
+    ctx.fact("decision_device_least", least)
+    if least is None or least <= 0:
+        ctx.invalid(
+            f"{len(of_device)} pairs are too few for an interval of the device's decisions"
+            if least is None
+            else f"the device's decisions may take no time: the interval begins at {least:.3g} s"
+        )
         return
+    typical = statistics.median(of_device)
     times = [seconds / typical for seconds in of_host]
     record_samples(ctx, "decision_times", by_host.second, times, "1")
+
+
+def least_median(values: Sequence[float]) -> Optional[float]:
+    """The lower end of the 95 % interval of the median, by order statistics; None of too few."""
+    rank = median_rank(len(values))
+    return sorted(values)[rank - 1] if rank else None
 
 
 def per_decision(beside: Comparison, decisions: int) -> List[float]:

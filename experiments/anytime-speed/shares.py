@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Dict, Sequence, Tuple
 
 import torch
@@ -21,12 +22,15 @@ from narrowgauge_lab.measure.state import steadily
 
 from .nets import Subject
 
-__all__ = ["compaction", "heads", "plan_of"]
+__all__ = ["beside", "compaction", "heads", "plan_of"]
 
 Call = Callable[[], Any]
 
 #: Libraries sum in another order for another batch size, so who is on the threshold may stay.
 _DIFFERENT = 0.02
+#: How far logits of the same exit may be apart, over the largest: that other order again, in as
+#: many digits as the products have (23 bits of fraction, and 10).
+_APART = {"fp32": 1e-3, "tf32": 5e-2}
 _WARM_UP = 3
 _STAGE_PASSES = 5
 
@@ -64,7 +68,8 @@ def compaction(ctx: RowContext, subject: Subject) -> None:
     """Record `saving_realised`: the share of time that compaction saves beside masking, over the
     share of MACs that it saves; `compaction_speedup` is how many times as fast it is. On a CPU
     also `saving_of_stages`, the share of the time that the stages' own times say can be saved.
-    INVALID where both do not answer alike, or nothing is saved."""
+    INVALID where both do not answer alike (exits; and where these are the same, logits and MACs),
+    or nothing is saved."""
     parameters, images = ctx.parameters, subject.images
     policy = subject.leaving(parameters["policy"], parameters["share"])
     ways, how = _ways(ctx, subject, policy)
@@ -79,6 +84,17 @@ def compaction(ctx: RowContext, subject: Subject) -> None:
     ctx.fact("exits_differ", differ)
     if not differ <= _DIFFERENT:
         ctx.invalid(f"{differ:.1%} of the images leave elsewhere with compaction than by masking")
+    apart, macs_apart = beside(fast, slow)
+    ctx.fact("logits_differ", apart)
+    ctx.fact("macs_differ", macs_apart)
+    allowed = _APART[parameters["precision"]]
+    if not apart <= allowed:
+        ctx.invalid(
+            f"logits by compaction are {apart:.3g} of the largest away from those by masking; "
+            f"summing in another order can be {allowed:g}"
+        )
+    if macs_apart:
+        ctx.invalid(f"of {macs_apart:.1%} of the images, both sides count other MACs to one exit")
     if saved <= 0:
         ctx.invalid("nobody leaves early, so there is nothing to save")
         return
@@ -93,6 +109,19 @@ def compaction(ctx: RowContext, subject: Subject) -> None:
         ctx.fact("time_saveable", possible)
         of_time = [(1 - 1 / ratio) / possible for ratio in pair.ratios]
         record_samples(ctx, "saving_of_stages", pair.first, of_time, "1")
+
+
+def beside(fast: Adaptive, slow: Adaptive) -> Tuple[float, float]:
+    """Of the images that leave at the same exit: how far their logits are apart at most, over the
+    largest of the second; and the share of them whose MACs are not equal. Infinity for logits that
+    are no numbers, 0 where nobody leaves alike."""
+    same = (fast.exits == slow.exits).nonzero().flatten()
+    if not same.shape[0]:
+        return 0.0, 0.0
+    mine, theirs = fast.logits[same].double(), slow.logits[same].double()
+    apart = float((mine - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
+    others = float((fast.macs[same] != slow.macs[same]).double().mean())
+    return (apart if math.isfinite(apart) else math.inf), others
 
 
 def _possible(subject: Subject, left_at: Sequence[int]) -> float:

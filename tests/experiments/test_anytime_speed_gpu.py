@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,9 @@ def test_a_decision_is_timed_both_ways(tmp_path: Path) -> None:
     assert row.facts["decisions"] == 3
     metric = row.metric("decision_times")
     assert metric is not None
-    assert min(metric.values) > 0
+    # One pair may come out below nothing by noise; a host read costs more than a node.
+    assert statistics.median(metric.values) > 1.0
+    assert row.facts["decision_device_least"] > 0
 
 
 def test_deadlines_are_kept_by_the_device(tmp_path: Path) -> None:

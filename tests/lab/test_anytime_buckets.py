@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exit_cases import toy
+from exit_cases import fresh, record_graphs, require_mixed, splitting, toy
 
-from narrowgauge_contract.errors import NotApplicableError
-from narrowgauge_lab.anytime import buckets
-from narrowgauge_lab.anytime.adaptive import adaptive
+from narrowgauge_contract.errors import BadValueError, NotApplicableError
+from narrowgauge_lab.anytime.adaptive import Adaptive, adaptive
 from narrowgauge_lab.anytime.buckets import BucketedExits, Packed, ladder
 from narrowgauge_lab.anytime.costs import exit_costs
 from narrowgauge_lab.anytime.policies import parse
@@ -39,65 +38,75 @@ def test_who_goes_on_stands_in_front_and_the_rest_points_nowhere() -> None:
     assert packed.rest.tolist() == [0, 1, 2, 3, 4]
 
 
-class Replayed:
-    """A graph that is its stage, run again."""
-
-    def __init__(self, exits: BucketedExits, number: int, size: int) -> None:
-        self._given = exits, number, size
-        self.size = size
-
-    def replay(self) -> None:
-        exits, number, size = self._given
-        with torch.no_grad():
-            exits._stage(number, size)
-
-
 @pytest.fixture
-def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages that are run again instead of replayed."""
-    monkeypatch.setattr(buckets.torch_compat, "graphs_available", lambda device: True)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
-
-    def captured(self: BucketedExits, stream: None):
-        return [
-            [Replayed(self, number, size) for size in (self.sizes if number else self.sizes[-1:])]
-            for number in range(self._net.exits)
-        ]
-
-    monkeypatch.setattr(BucketedExits, "_captured", captured)
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of a CPU, which replay what was captured."""
+    record_graphs(monkeypatch)
 
 
-@pytest.mark.usefixtures("replayed")
+def images(batch: int, seed: int = 2) -> torch.Tensor:
+    return torch.randn(batch, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def require_alike(got: Adaptive, wanted: Adaptive) -> None:
+    assert got.exits.tolist() == wanted.exits.tolist()
+    assert torch.allclose(got.logits, wanted.logits, rtol=1e-4, atol=1e-5)
+    assert got.macs.tolist() == wanted.macs.tolist()
+
+
+@pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize("batch", [1, 2, 19])
-@pytest.mark.parametrize(
-    "text", ["entropy:1.37", "margin:0.03", "patience:1", "margin:0", "margin:inf"]
-)
+@pytest.mark.parametrize("text", ["entropy:1.37", "patience:1", "margin:0", "margin:inf"])
 def test_the_packed_pass_answers_as_the_plain_one(batch: int, text: str) -> None:
     net, policy = toy(exits=4), parse(text)
-    x = torch.randn(batch, 3, 6, 6, generator=torch.Generator().manual_seed(2))
-    costs = exit_costs(net, x[:1])
-    exits = BucketedExits(net, x, policy, costs)
+    costs = exit_costs(net, images(1))
+    exits = BucketedExits(net, images(batch), policy, costs)
     for seed in (2, 3, 2):
-        x = torch.randn(batch, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
-        wanted, got = adaptive(net, x, policy, costs), exits(x)
-        assert got.exits.tolist() == wanted.exits.tolist()
-        assert torch.allclose(got.logits, wanted.logits, atol=1e-6)
-        assert got.macs.tolist() == wanted.macs.tolist()
+        x = images(batch, seed)
+        require_alike(exits(x), adaptive(net, x, policy, costs))
 
 
-@pytest.mark.usefixtures("replayed")
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("kind", ["entropy", "entropy-normalised", "max-probability", "margin"])
+def test_a_batch_that_leaves_bit_by_bit_at_eight_exits_is_packed(kind: str) -> None:
+    net, x = fresh(exits=8), images(19)
+    policy, costs = splitting(net, x, kind), exit_costs(net, x[:1])
+    wanted = adaptive(net, x, policy, costs)
+    require_mixed(wanted.exits)
+    exits = BucketedExits(net, images(19, seed=9), policy, costs)
+    for _ in range(2):
+        require_alike(exits(x), wanted)
+        require_alike(exits(images(19, 3)), adaptive(net, images(19, 3), policy, costs))
+
+
+@pytest.mark.usefixtures("recorded")
 def test_stages_run_for_the_smallest_size_that_holds_who_comes() -> None:
-    net = toy()
-    x = torch.randn(16, 3, 6, 6, generator=torch.Generator().manual_seed(2))
-    policy = parse("max-probability:0.3")
-    costs = exit_costs(net, x[:1])
+    net, x = fresh(exits=4), images(16)
+    policy, costs = splitting(net, x, "max-probability"), exit_costs(net, x[:1])
     exits = BucketedExits(net, x, policy, costs)
-    onward = int((adaptive(net, x, policy, costs).exits > 0).sum())
-    net.given.clear()
+    left = adaptive(net, x, policy, costs).exits
+    require_mixed(left)
     exits(x)
-    assert net.given[0] == 16
-    if onward:
-        assert net.given[1] == min(size for size in ladder(16) if size >= onward)
+    for number, graphs in enumerate(exits._graphs):
+        comes = int((left >= number).sum())
+        sizes = ladder(16) if number else (16,)
+        needed = min(size for size in sizes if size >= comes) if comes else None
+        assert [graph.replays for graph in graphs] == [int(size == needed) for size in sizes]
+
+
+@pytest.mark.usefixtures("recorded")
+def test_everybody_may_leave_in_the_middle() -> None:
+    net, policy = fresh(exits=8), parse("margin:inf,inf,inf,0,inf,inf,inf")
+    exits = BucketedExits(net, images(9), policy, exit_costs(net, images(1)))
+    assert exits(images(9, seed=5)).exits.tolist() == [3] * 9
+    assert [sum(graph.replays for graph in graphs) for graphs in exits._graphs] == [1] * 4 + [0] * 4
+
+
+@pytest.mark.usefixtures("recorded")
+def test_nothing_is_captured_for_no_image() -> None:
+    net = toy()
+    with pytest.raises(BadValueError, match="for no image"):
+        BucketedExits(net, images(0), parse("entropy:1"), exit_costs(net, images(1)))
 
 
 def test_without_a_gpu_there_is_no_such_pass() -> None:

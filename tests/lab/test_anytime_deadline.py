@@ -131,6 +131,25 @@ def test_stage_times_are_medians_and_a_high_quantile() -> None:
     assert grown.typical[0] == pytest.approx(0.019)
 
 
+def test_what_a_network_begins_with_is_part_of_the_first_stage() -> None:
+    class Begins(Clocked):
+        def begin(self, images: torch.Tensor) -> State:
+            self.ms += 7
+            return super().begin(images)
+
+    net = Begins([10, 20])
+    times = measure_stages(net, net.images(), passes=3, now=net.now)
+    assert times.typical == pytest.approx((0.017, 0.020))
+    assert times.safe == pytest.approx((0.017, 0.020))
+    # Planned with that, the first answer of a deadline is as late as was known.
+    got = deadline(net, net.images(), 17.5, times, net.now)
+    assert (got.exit, got.late) == (0, False)
+
+
+def test_the_longest_stage_is_the_typical_one() -> None:
+    assert StageTimes(1, (0.010, 0.020), (0.5, 0.6)).longest == 0.020
+
+
 @pytest.mark.parametrize(("passes", "quantile"), [(0, 1.0), (1, 1.5), (1, -0.1)])
 def test_times_that_cannot_be_measured_are_refused(passes: int, quantile: float) -> None:
     net = Clocked([1, 1])

@@ -12,22 +12,24 @@ from typing import Iterator, List, Sequence
 
 import pytest
 import torch
-from exit_cases import toy
+from exit_cases import Toy, fresh, record_graphs, require_mixed, splitting, toy
 
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
 from narrowgauge_kernels.sparse.errors import DeviceError
 from narrowgauge_kernels.sparse.nvrtc import Nvrtc, find_nvrtcs
 from narrowgauge_lab.anytime import conditional, device_exit
-from narrowgauge_lab.anytime.adaptive import adaptive
+from narrowgauge_lab.anytime.adaptive import Adaptive, adaptive
 from narrowgauge_lab.anytime.conditional import SOURCE, Chain, DriverGraphs, chained, why_not
 from narrowgauge_lab.anytime.costs import exit_costs
 from narrowgauge_lab.anytime.device_exit import (
     CapturedStages,
+    ConditionalExits,
     EagerExits,
     SteppedExits,
     make_exits,
 )
-from narrowgauge_lab.anytime.policies import Memory, parse
+from narrowgauge_lab.anytime.network import Answer, State
+from narrowgauge_lab.anytime.policies import parse
 from narrowgauge_lab.graphs import CaptureError
 
 CUDA = torch.device("cuda", 0)
@@ -290,56 +292,102 @@ def test_the_layouts_are_those_of_cuda_h() -> None:
     assert conditional._Kernel.parameters.offset == 40
 
 
-class Rerun:
-    """A captured stage that is its Python, run again on the state that the one before left."""
-
-    def __init__(self, stages: CapturedStages, number: int, kept: dict) -> None:
-        self._given = stages, number, kept
-
-    def replay(self) -> None:
-        stages, number, kept = self._given
-        with torch.no_grad():
-            if number == 0:
-                kept.update(state=stages._net.begin(stages.images), memory=Memory())
-            kept["state"] = stages._stage(number, kept["state"], kept["memory"])
-            kept["ran"] = number
-
-
 @pytest.fixture
-def rerun(monkeypatch: pytest.MonkeyPatch) -> dict:
-    """Stages that are run again instead of replayed; `ran`: the last one that was."""
-    kept: dict = {}
-    monkeypatch.setattr(device_exit.torch_compat, "graphs_available", lambda device: True)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
-    monkeypatch.setattr(
-        CapturedStages,
-        "_captured",
-        lambda self, stream: tuple(Rerun(self, n, kept) for n in range(self._net.exits)),
-    )
-    return kept
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of a CPU, which replay what was captured."""
+    record_graphs(monkeypatch)
 
 
+def images(batch: int, seed: int = 4) -> torch.Tensor:
+    return torch.randn(batch, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def ran(stages: CapturedStages) -> List[int]:
+    """How often each stage was replayed so far."""
+    return [graph.replays for graph in stages.graphs]
+
+
+def require_alike(got: Adaptive, wanted: Adaptive) -> None:
+    assert got.exits.tolist() == wanted.exits.tolist()
+    assert torch.allclose(got.logits, wanted.logits, rtol=1e-4, atol=1e-5)
+    assert got.macs.tolist() == wanted.macs.tolist()
+
+
+@pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize("batch", [1, 9])
-@pytest.mark.parametrize(
-    "text", ["entropy:1.37", "margin:0.03,0.02,0.01", "patience:1", "margin:0", "margin:inf"]
-)
-def test_stages_in_place_answer_as_the_plain_pass(rerun: dict, batch: int, text: str) -> None:
+@pytest.mark.parametrize("text", ["entropy:1.37", "patience:1", "margin:0", "margin:inf"])
+def test_stages_in_place_answer_as_the_plain_pass(batch: int, text: str) -> None:
     net, policy = toy(exits=4), parse(text)
-    x = torch.randn(batch, 3, 6, 6, generator=torch.Generator().manual_seed(4))
-    costs = exit_costs(net, x[:1])
-    exits = SteppedExits(CapturedStages(net, x, policy, costs))
+    costs = exit_costs(net, images(1))
+    stages = CapturedStages(net, images(batch), policy, costs)
     for seed in (4, 5, 4):
-        x = torch.randn(batch, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
-        wanted, got = adaptive(net, x, policy, costs), exits(x)
-        assert got.exits.tolist() == wanted.exits.tolist()
-        assert torch.allclose(got.logits, wanted.logits, atol=1e-6)
-        assert got.macs.tolist() == wanted.macs.tolist()
-        assert rerun["ran"] == int(wanted.exits.max())
+        x = images(batch, seed)
+        wanted, before = adaptive(net, x, policy, costs), ran(stages)
+        require_alike(SteppedExits(stages)(x), wanted)
+        last = int(wanted.exits.max())
+        assert ran(stages) == [each + (n <= last) for n, each in enumerate(before)]
 
 
-@pytest.mark.usefixtures("rerun")
-def test_images_of_another_batch_are_refused() -> None:
-    net, x = toy(), torch.randn(2, 3, 6, 6)
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("kind", ["entropy", "entropy-normalised", "max-probability", "margin"])
+def test_some_of_a_batch_leave_and_some_go_on_at_eight_exits(kind: str) -> None:
+    net, x = fresh(exits=8), images(16)
+    policy, costs = splitting(net, x, kind), exit_costs(net, x[:1])
+    # Captured with other images: what they began with must not be what is answered.
+    exits = SteppedExits(CapturedStages(net, images(16, seed=9), policy, costs))
+    wanted = adaptive(net, x, policy, costs)
+    require_mixed(wanted.exits)
+    for _ in range(2):
+        require_alike(exits(x), wanted)
+        other = images(16, seed=5)
+        require_alike(exits(other), adaptive(net, other, policy, costs))
+
+
+@pytest.mark.usefixtures("recorded")
+def test_what_a_network_begins_with_is_made_anew_from_the_images() -> None:
+    net, policy = fresh(exits=2), parse("margin:inf")
+    stages = CapturedStages(net, images(3, seed=9), policy, exit_costs(net, images(1)))
+    for seed in (4, 5):
+        got = SteppedExits(stages)(images(3, seed)).logits
+        assert torch.allclose(got, net(images(3, seed))[1], atol=1e-5)
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_batch_that_leaves_in_the_middle_runs_no_stage_beyond(batch: int) -> None:
+    net, policy = fresh(exits=8), parse("margin:inf,inf,inf,0,inf,inf,inf")
+    stages = CapturedStages(net, images(batch), policy, exit_costs(net, images(1)))
+    got = SteppedExits(stages)(images(batch, seed=5))
+    assert got.exits.tolist() == [3] * batch
+    assert ran(stages) == [1, 1, 1, 1, 0, 0, 0, 0]
+
+
+@pytest.mark.usefixtures("recorded")
+def test_images_of_another_batch_are_refused_and_none_are_answered() -> None:
+    net, x = toy(), images(2)
     stages = CapturedStages(net, x, parse("entropy:1"), exit_costs(net, x[:1]))
     with pytest.raises(BadValueError, match="captured with"):
         SteppedExits(stages)(x[:1])
+    conditional_exits = ConditionalExits.__new__(ConditionalExits)
+    conditional_exits._stages = stages
+    wanted = adaptive(net, x[:0], parse("entropy:1"))
+    for way in (SteppedExits(stages), conditional_exits):
+        got = way(x[:0])
+        assert got.logits.shape == wanted.logits.shape == (0, 4)
+        assert (got.exits.dtype, got.macs.dtype) == (wanted.exits.dtype, wanted.macs.dtype)
+        assert got.exits.tolist() == got.macs.tolist() == []
+    assert ran(stages) == [0, 0, 0]
+    with pytest.raises(BadValueError, match="for no image"):
+        CapturedStages(net, x[:0], parse("entropy:1"), exit_costs(net, x[:1]))
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_network_that_reads_the_device_cannot_be_captured() -> None:
+    class Reads(Toy):
+        def advance(self, exit: int, state: State, head: bool = True) -> Answer:
+            float(state[0].sum())
+            return super().advance(exit, state, head)
+
+    net = Reads().eval()
+    with pytest.raises(CaptureError, match="stage 0 of the network"):
+        CapturedStages(net, images(1), parse("entropy:1"), exit_costs(net, images(1)))

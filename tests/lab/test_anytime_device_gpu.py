@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exit_cases import Toy, toy
+from exit_cases import Toy, fresh, require_mixed, splitting, toy
 
 from narrowgauge_contract.errors import BadValueError
+from narrowgauge_lab import precision
 from narrowgauge_lab.anytime.adaptive import adaptive, masked
 from narrowgauge_lab.anytime.buckets import BucketedExits
 from narrowgauge_lab.anytime.conditional import why_not
@@ -30,6 +31,12 @@ POLICIES = (
     "entropy:1.37", "entropy-normalised:0.99,0.2", "max-probability:0.3", "margin:0.03",
     "patience:1", "max-probability:0", "max-probability:inf",
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def ieee() -> None:
+    """Without TF32: batches of other sizes differ by its rounding, and who leaves with them."""
+    precision.enter("fp32", CUDA)
 
 
 def images(count: int, seed: int = 1) -> torch.Tensor:
@@ -62,6 +69,46 @@ def test_device_and_host_decide_alike(text: str, batch: int) -> None:
             assert got.exits.tolist() == wanted.exits.tolist()
             assert torch.allclose(got.logits, wanted.logits, atol=1e-4)
             assert got.macs.tolist() == wanted.macs.tolist()
+
+
+@pytest.mark.parametrize("kind", ["entropy", "entropy-normalised", "max-probability", "margin"])
+def test_some_of_a_batch_leave_and_some_go_on_at_eight_exits(kind: str) -> None:
+    needs_nodes()
+    net, x = fresh(exits=8).cuda(), images(16)
+    policy, costs = splitting(net, x, kind), exit_costs(net, x[:1])
+    wanted = adaptive(net, x, policy, costs)
+    require_mixed(wanted.exits)
+    # Captured with other images: `begin` makes a tensor of its own, which has to follow these.
+    stages = captured(net, images(16, seed=9), policy)
+    packed = BucketedExits(net, images(16, seed=9), policy, costs)
+    for way in (ConditionalExits(stages), SteppedExits(stages), packed):
+        for _ in range(2):
+            got = way(x)
+            assert got.exits.tolist() == wanted.exits.tolist()
+            assert torch.allclose(got.logits, wanted.logits, rtol=1e-3, atol=1e-4)
+            assert got.macs.tolist() == wanted.macs.tolist()
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_batch_that_leaves_in_the_middle_ends_there(batch: int) -> None:
+    needs_nodes()
+    net, policy = fresh(exits=8).cuda(), parse("margin:inf,inf,inf,0,inf,inf,inf")
+    stages = captured(net, images(batch), policy)
+    x = images(batch, seed=5)
+    for way in (ConditionalExits(stages), SteppedExits(stages)):
+        got = way(x)
+        assert got.exits.tolist() == [3] * batch
+        assert torch.allclose(got.logits, net(x)[3], rtol=1e-3, atol=1e-4)
+
+
+def test_no_images_are_answered_with_none() -> None:
+    needs_nodes()
+    net, x = toy().cuda(), images(2)
+    stages = captured(net, x, parse("entropy:1"))
+    for way in (ConditionalExits(stages), SteppedExits(stages)):
+        got = way(x[:0])
+        assert got.logits.shape == (0, 4)
+        assert got.exits.tolist() == got.macs.tolist() == []
 
 
 def test_the_device_really_stops() -> None:

@@ -15,7 +15,14 @@ from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog, read_e
 from narrowgauge_contract.job import RowPlan
 from narrowgauge_contract.outcome import Fold, Row
 from narrowgauge_lab.anytime.loss_weights import parse_loss_weights
-from narrowgauge_lab.anytime.operating import FITTED, PAPER, Operation, operate, require_policy
+from narrowgauge_lab.anytime.operating import (
+    FITTED,
+    PAPER,
+    Operation,
+    of_test_split,
+    operate,
+    require_policy,
+)
 from narrowgauge_lab.context import RowContext
 from narrowgauge_scores.side_file import RunLogits, Split
 
@@ -94,6 +101,21 @@ def test_the_row_may_have_the_papers_or_its_own(asked: str, macs: float, tmp_pat
 def test_without_a_validation_split_nothing_is_fitted(tmp_path: Path) -> None:
     with pytest.raises(BadValueError, match="validation"):
         _operate(tmp_path, dataclasses.replace(_run(), val=None), FITTED)
+
+
+def test_the_test_split_is_what_the_run_says_of_it() -> None:
+    run = _run(test=20)
+    macs = np.tile(np.array([[5.0], [50.0]]), (1, 100))
+    counted = dataclasses.replace(run, test=dataclasses.replace(run.test, macs=macs))
+
+    said, costs = of_test_split(counted)
+
+    assert said.split == "test"
+    assert np.array_equal(said.logits.numpy(), run.test.logits)
+    assert np.array_equal(said.labels.numpy(), run.test.labels)
+    assert np.array_equal(said.cumulative(costs).numpy(), macs)
+    assert (costs.cumulative, costs.direct) == ((10, 110), (10, 100))
+    assert of_test_split(run)[0].macs is None
 
 
 def test_a_policy_is_refused_early() -> None:

@@ -113,7 +113,7 @@ def test_a_policy_is_what_its_text_says(name: str, values: list) -> None:
 
 
 @pytest.mark.parametrize("text", ["entropy:9", "max-probability:0", "margin:0", "patience:1"])
-@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
 def test_logits_that_are_not_finite_are_never_confident(text: str, bad: float) -> None:
     logits = torch.zeros(3, 2, 3)
     logits[:2, 0, 1] = bad

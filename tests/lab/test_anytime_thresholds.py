@@ -10,17 +10,23 @@ import torch
 from exit_cases import logits_of
 
 from narrowgauge_contract.errors import BadValueError
+from narrowgauge_lab.anytime import thresholds as module
 from narrowgauge_lab.anytime.costs import ExitCosts
-from narrowgauge_lab.anytime.policies import MaxProbability, parse
+from narrowgauge_lab.anytime.policies import Entropy, MaxProbability, parse, simulate
 from narrowgauge_lab.anytime.thresholds import (
     METHODS,
     LabelledLogits,
     OperatingPoint,
+    ValidationLogits,
     choose,
     fit,
+    for_shares,
     front,
     score,
 )
+from narrowgauge_scores.answers import entropies
+from narrowgauge_scores.points import exits_taken, geometric_thresholds
+from narrowgauge_scores.side_file import RunLogits, Split
 
 COSTS = ExitCosts((10, 40, 100), (10, 35, 90), (8, 28, 58), (2, 2, 2))
 
@@ -33,7 +39,8 @@ def made(samples: int = 400, exits: int = 3, seed: int = 0, split: str = "valida
     logits = generator.normal(0, 1, (exits, samples, 5))
     for number in range(exits):
         logits[number, np.arange(samples), labels] += 6 * (1 - hard) * (1 + number)
-    return LabelledLogits(split, logits.astype(np.float32), labels)
+    kind = ValidationLogits if split == "validation" else LabelledLogits
+    return kind(split, logits.astype(np.float32), labels)
 
 
 def test_a_score_is_of_the_answers_that_samples_leave_with() -> None:
@@ -125,7 +132,7 @@ def test_patience_is_a_grid_of_counts() -> None:
         fit(made(), COSTS, "patience", "knapsack")
 
 
-@pytest.mark.parametrize("split", ["test", "Test", "test-1000"])
+@pytest.mark.parametrize("split", ["test", "Test", "held out"])
 @pytest.mark.parametrize("method", METHODS)
 def test_the_test_split_is_refused_and_may_be_scored(split: str, method: str) -> None:
     data = made(split=split)
@@ -133,6 +140,68 @@ def test_the_test_split_is_refused_and_may_be_scored(split: str, method: str) ->
         fit(data, COSTS, "entropy", method)
     assert "validation" in error.value.next_step
     assert score(parse("entropy:0.5"), data, COSTS).split == split
+
+
+def run_of(validation: bool = True) -> RunLogits:
+    def split(seed: int) -> Split:
+        data = made(samples=200, seed=seed)
+        return Split(data.logits.numpy(), data.labels.numpy(), np.arange(200))
+
+    macs = np.array([10, 40, 100])
+    return RunLogits(
+        "toy", "toy", "made", 0, split(1), macs, macs, val=split(2) if validation else None
+    )
+
+
+def test_what_may_be_fitted_is_told_by_where_a_run_has_it_and_not_by_a_name() -> None:
+    run = run_of()
+    validation, test = module.validation_of(run), module.test_of(run)
+    assert torch.equal(validation.logits, torch.as_tensor(run.val.logits))
+    assert torch.equal(test.logits, torch.as_tensor(run.test.logits))
+    assert {point.split for point in fit(validation, COSTS)} == {"validation"}
+    named = LabelledLogits("validation", run.test.logits, run.test.labels)
+    for leak in (test, named):
+        with pytest.raises(BadValueError, match="cannot be fitted on the split"):
+            fit(leak, COSTS)
+    with pytest.raises(BadValueError, match="no validation split"):
+        module.validation_of(run_of(validation=False))
+
+
+@pytest.mark.parametrize("ratio", [0.3, 1.0, 1.7])
+def test_geometric_shares_are_those_that_runs_are_scored_by(ratio: float) -> None:
+    logits = made(samples=301).logits
+    weights = ratio ** np.arange(3.0)
+    rule = for_shares(Entropy([1.0]), logits, (weights / weights.sum()).tolist())
+    limits = geometric_thresholds(logits.double().numpy(), ratio)
+    assert rule.thresholds == pytest.approx(limits, rel=1e-5)
+    wanted = exits_taken(entropies(logits.double().numpy()), limits)
+    # In double precision no rounding is between both; whoever is at a limit leaves by both.
+    double = for_shares(Entropy([1.0]), logits.double(), (weights / weights.sum()).tolist())
+    assert simulate(double, logits.double()).tolist() == wanted.tolist()
+    floors = np.floor(weights / weights.sum() * 301)[:2].astype(int).tolist()
+    assert np.bincount(wanted, minlength=3)[:2].tolist() == floors
+
+
+@pytest.mark.parametrize("kind", ["entropy", "max-probability", "margin"])
+@pytest.mark.parametrize("share", [0.29, 0.5])
+def test_shares_are_rounded_down_and_none_is_nobody(kind: str, share: float) -> None:
+    logits, rule = made(samples=100).logits, parse(f"{kind}:0")
+    assert torch.bincount(simulate(for_shares(rule, logits, [share, 0.0]), logits), minlength=3)[
+        :2
+    ].tolist() == [round(100 * share), 0]
+    few = logits[:, :3]
+    assert simulate(for_shares(rule, few, [0.3, 0.3]), few).tolist() == [2, 2, 2]
+
+
+def test_who_is_not_finite_is_not_among_those_who_leave() -> None:
+    logits = torch.zeros(2, 4, 2)
+    logits[0, :, 0] = torch.tensor([float("nan"), 3.0, 2.0, 1.0])
+    logits[0, 0, 1] = float("-inf")
+    for kind in ("entropy", "max-probability", "margin"):
+        rule = for_shares(parse(f"{kind}:0"), logits, [0.5])
+        assert simulate(rule, logits).tolist() == [1, 0, 0, 1]
+        every = for_shares(parse(f"{kind}:0"), logits, [1.0])
+        assert simulate(every, logits).tolist() == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("kind", "method"), [("sureness", "grid"), ("entropy", "guess")])
@@ -172,7 +241,7 @@ def test_one_exit_and_one_sample_can_be_fitted() -> None:
 
 def test_samples_that_are_equally_sure_leave_together() -> None:
     told = logits_of([2.0, 2.0, 2.0, 2.0], [2.0, -2.0, 2.0, -2.0])
-    data = LabelledLogits("validation", told, torch.tensor([0, 1, 0, 1]))
+    data = ValidationLogits("validation", told, torch.tensor([0, 1, 0, 1]))
     costs = ExitCosts((10, 40), (10, 40), (8, 28), (2, 2))
     for kind, method in itertools.product(["entropy", "margin"], ["geometric", "knapsack"]):
         for point in fit(data, costs, kind, method):
@@ -181,7 +250,7 @@ def test_samples_that_are_equally_sure_leave_together() -> None:
 
 def test_half_precision_logits_can_be_fitted() -> None:
     data = made()
-    half = LabelledLogits("validation", data.logits.half().numpy(), data.labels.numpy())
+    half = ValidationLogits("validation", data.logits.half().numpy(), data.labels.numpy())
     assert len(fit(half, COSTS, "entropy", "knapsack")) >= 3
 
 

@@ -13,6 +13,7 @@ from narrowgauge_contract.errors import BadValueError, UnknownNameError
 from narrowgauge_lab.anytime.costs import exit_costs
 from narrowgauge_lab.anytime.network import select
 from narrowgauge_lab.anytime.systems.branchynet import NETS, BranchyNet, branchy_net
+from narrowgauge_scores.areas import RANGES
 
 
 def _images(name: str, count: int = 2) -> torch.Tensor:
@@ -41,6 +42,13 @@ _ALEX_HEADS = (
     _macs(((4**2, 32, 96 * 9), (1, 10, 128))),
     1280,
 )
+
+
+@pytest.mark.parametrize("data", ["mnist", "fashion-mnist"])
+def test_the_ranges_of_digits_end_where_the_plain_lenet_does(data: str) -> None:
+    costs = exit_costs(branchy_net("b-lenet"), _images("b-lenet"))
+
+    assert RANGES[data].high == costs.direct[-1] == 1_140_070
 
 
 @pytest.mark.parametrize(

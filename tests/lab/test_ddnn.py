@@ -146,7 +146,7 @@ def test_the_uplink_sends_so_many_values_and_lets_slopes_through(bits: int) -> N
     inside = values.detach().abs() <= 1
 
     assert len(sent.detach().unique()) == 2**bits
-    assert float(sent.detach().min()), float(sent.detach().max()) == (-1.0, 1.0)
+    assert (float(sent.detach().min()), float(sent.detach().max())) == (-1.0, 1.0)
     error = (sent - values).detach()[inside].abs().max()
     assert float(error) <= 1 / (2**bits - 1) + 1e-5
     assert values.grad is not None

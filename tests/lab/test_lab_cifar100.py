@@ -66,6 +66,18 @@ def test_what_is_missing_is_named_with_its_archive(tmp_path: Path) -> None:
     assert "data fetch cifar100" in said
     assert "cifar-100-binary.tar.gz" in said
     assert "train.bin  153700000 bytes" in said
+    # They are the archive's own files, records with labels in them, and no arrays of images.
+    assert "unpacked and as they are" in said
+    assert "C order" not in said
+    assert "channels" not in said
+
+
+def test_what_is_no_archives_own_is_told_as_arrays(tmp_path: Path) -> None:
+    with pytest.raises(DataUnavailableError) as missing:
+        open_data("cifar10", tmp_path)
+
+    assert "uint8 in C order" in missing.value.next_step
+    assert "as they are" not in missing.value.next_step
 
 
 def test_a_set_that_was_altered_is_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

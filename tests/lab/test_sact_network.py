@@ -17,6 +17,7 @@ from narrowgauge_lab.anytime.systems.sact import KINDS, AdaptiveResNet, dilated
 from narrowgauge_lab.errors import DataCorruptError
 from narrowgauge_lab.measure.cost import count
 from narrowgauge_lab.shared_weights import load_weights
+from narrowgauge_scores.areas import RANGES
 
 CPU = torch.device("cpu")
 
@@ -29,6 +30,13 @@ def test_plain_resnet_32_takes_the_macs_of_the_facts() -> None:
     assert exit_costs(net, image).cumulative == (68_862_592,)
     assert net.think(image).macs.tolist() == [68_862_592.0]
     assert net.advance(0, net.begin(image)).macs is None
+
+
+@pytest.mark.parametrize(("data", "classes"), [("cifar10", 10), ("cifar100", 100)])
+def test_the_ranges_of_cifar_end_where_plain_resnet_32_does(data: str, classes: int) -> None:
+    net = AdaptiveResNet("plain", classes=classes).eval()
+
+    assert RANGES[data].high == count(lambda given: net(given), torch.zeros(1, 3, 32, 32)).macs
 
 
 @pytest.mark.parametrize("kind", ["act", "sact"])

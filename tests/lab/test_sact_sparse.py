@@ -27,8 +27,9 @@ from narrowgauge_lab.anytime.systems.breaking_even import (
     measure_shares,
 )  # fmt: skip
 from narrowgauge_lab.anytime.systems.fixed_sact import FixedSact, Room, compact
+from narrowgauge_lab.anytime.systems.folded import FoldedPlain
 from narrowgauge_lab.anytime.systems.sact import AdaptiveResNet, Thought
-from narrowgauge_lab.anytime.systems.sparse_sact import SparseSact
+from narrowgauge_lab.anytime.systems.sparse_sact import SparseSact, SparseUnit
 from narrowgauge_lab.measure import TimingPlan
 
 CPU = torch.device("cpu")
@@ -72,6 +73,69 @@ def test_units_may_be_computed_densely_from_some_share_on(compiled: bool) -> Non
         wanted = net.think(images)
 
     _same(SparseSact(net, dense_from=0.5, compiled=compiled).think(images), wanted)
+
+
+@pytest.mark.parametrize("compiled", WAYS)
+@pytest.mark.parametrize("dense_from", [2.0, 0.0])
+def test_no_images_have_no_answers(compiled: bool, dense_from: float) -> None:
+    net, none = lively(), torch.zeros(0, 3, 32, 32)
+    with torch.no_grad():
+        wanted = net.think(none)
+    sparse = SparseSact(net, dense_from, compiled)
+
+    assert sparse(none).shape == wanted.logits.shape == (0, 10)
+    found = sparse.think(none)
+    assert found.macs.shape == (0,)
+    assert [each.shape for each in found.ponder] == [each.shape for each in wanted.ponder]
+
+
+def test_no_images_have_no_answers_by_lists_of_fixed_capacity_either() -> None:
+    fixed = FixedSact(lively(), images_of(2, 32))
+    logits, short = fixed(torch.zeros(0, 3, 32, 32))
+
+    assert logits.shape == fixed.answer(torch.zeros(0, 3, 32, 32)).shape == (0, 10)
+    assert not bool(short)
+
+
+def test_each_block_may_be_dense_from_another_share_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, images = lively(bias=-50.0), images_of(2)  # nobody halts
+    asked = []
+    dense = SparseUnit.add_from_everywhere
+
+    def noting(unit: SparseUnit, *given: Any) -> None:
+        asked.append(unit.scale.numel())
+        dense(unit, *given)
+
+    monkeypatch.setattr(SparseUnit, "add_from_everywhere", noting)
+    sparse = SparseSact(net, dense_from=(2.0, 0.5, 2.0))
+    with torch.no_grad():
+        wanted = net.think(images)
+
+    _same(sparse.think(images), wanted)
+    assert asked == [16, 16], "the units of the second block, but the first one"
+    with pytest.raises(BadValueError, match="2 shares to be dense from, for 3 blocks"):
+        SparseSact(net, dense_from=(0.5, 0.5))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("batch", [0, 1, 3])
+def test_the_folded_plain_network_is_the_plain_one(layout: torch.memory_format, batch: int) -> None:
+    net, images = lively("plain"), images_of(batch)
+    with torch.no_grad():
+        wanted = net.think(images).logits
+    kept = images.clone()
+
+    folded = FoldedPlain(net, layout)
+
+    assert torch.allclose(folded(images), wanted, atol=1e-4, rtol=1e-4)
+    assert torch.equal(images, kept)
+    assert torch.equal(folded(images), folded(images)), "nothing is left over from a call"
+
+
+@pytest.mark.parametrize("kind", ["act", "sact"])
+def test_networks_that_halt_are_not_folded(kind: str) -> None:
+    with pytest.raises(BadValueError, match="the plain one"):
+        FoldedPlain(lively(kind), torch.contiguous_format)
 
 
 def test_later_weights_do_not_matter() -> None:

@@ -12,7 +12,15 @@ from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
 from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, select
 from narrowgauge_lab.anytime.policies import Memory, Policy
 
-__all__ = ["Adaptive", "adaptive", "masked", "require_eval", "stage_macs"]
+__all__ = [
+    "Adaptive",
+    "adaptive",
+    "masked",
+    "of_nobody",
+    "require_eval",
+    "require_images",
+    "stage_macs",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +46,7 @@ def adaptive(
     require_eval(net)
     fitted = policy.for_exits(net.exits)
     if not images.shape[0]:
-        return _nobody(net, images)
+        return of_nobody(net, images)
     counted = costs if costs is not None else exit_costs(net, images[:1])
     with torch.no_grad():
         return _pass(net, images, fitted, counted)
@@ -80,7 +88,7 @@ def masked(
     require_eval(net)
     fitted = policy.for_exits(net.exits)
     if not images.shape[0]:
-        return _nobody(net, images)
+        return of_nobody(net, images)
     counted = costs if costs is not None else exit_costs(net, images[:1])
     batch = images.shape[0]
     exits = torch.zeros(batch, dtype=torch.int64, device=images.device)
@@ -121,8 +129,18 @@ def require_eval(net: AnytimeNetwork) -> None:
         )
 
 
-def _nobody(net: AnytimeNetwork, images: torch.Tensor) -> Adaptive:
-    """Of no images: layers that reshape with -1 cannot take them."""
+def require_images(images: torch.Tensor) -> None:
+    """Raises BadValueError for a batch of none, which nothing can be captured for."""
+    if not images.shape[0]:
+        raise BadValueError(
+            "stages cannot be captured for no image",
+            why=f"images {tuple(images.shape)}",
+            next_step="capture them for a batch of one or more",
+        )
+
+
+def of_nobody(net: AnytimeNetwork, images: torch.Tensor) -> Adaptive:
+    """The answer for no images [0, …]: layers that reshape with -1 cannot take them."""
     device = images.device
     return Adaptive(
         torch.zeros((0, net.classes), dtype=images.dtype, device=device),

@@ -15,7 +15,12 @@ import torch
 
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
 from narrowgauge_lab import torch_compat
-from narrowgauge_lab.anytime.adaptive import Adaptive, require_eval, stage_macs
+from narrowgauge_lab.anytime.adaptive import (
+    Adaptive,
+    require_eval,
+    require_images,
+    stage_macs,
+)
 from narrowgauge_lab.anytime.costs import ExitCosts
 from narrowgauge_lab.anytime.network import AnytimeNetwork, State
 from narrowgauge_lab.anytime.policies import Memory, Policy
@@ -61,7 +66,8 @@ class Packed:
 
 # unverified: compaction by captured batch sizes | no GPU here | nox -s gpu on one
 class BucketedExits:
-    """A pass with compaction, by captured stages. Raises what CapturedStages raises.
+    """A pass with compaction, by captured stages. Raises what CapturedStages raises, BadValueError
+    for a batch of none among it.
 
     A call answers in tensors that the next call overwrites.
     """
@@ -72,6 +78,7 @@ class BucketedExits:
         self, net: AnytimeNetwork, images: torch.Tensor, policy: Policy, costs: ExitCosts
     ) -> None:
         require_eval(net)
+        require_images(images)
         if not torch_compat.graphs_available(images.device):
             raise NotApplicableError(
                 "stages cannot be captured here",

@@ -15,7 +15,14 @@ import torch
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
 from narrowgauge_kernels.errors import KernelsError
 from narrowgauge_lab import torch_compat
-from narrowgauge_lab.anytime.adaptive import Adaptive, adaptive, require_eval, stage_macs
+from narrowgauge_lab.anytime.adaptive import (
+    Adaptive,
+    adaptive,
+    of_nobody,
+    require_eval,
+    require_images,
+    stage_macs,
+)
 from narrowgauge_lab.anytime.conditional import Chain, DriverGraphs, why_not
 from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
 from narrowgauge_lab.anytime.network import AnytimeNetwork, State
@@ -36,14 +43,15 @@ class CapturedStages:
     """The stages of a network in eval mode, each in a CUDA graph, for batches like `images`.
 
     What they leave is in `logits`, `exits`, `macs` (see Adaptive) and `flag`, a bool: whether
-    anybody goes on. Raises CaptureError for a network that does what cannot be captured, and
-    NotApplicableError where there are no CUDA graphs.
+    anybody goes on. Raises CaptureError for a network that does what cannot be captured,
+    NotApplicableError where there are no CUDA graphs, and BadValueError for no images.
     """
 
     def __init__(
         self, net: AnytimeNetwork, images: torch.Tensor, policy: Policy, costs: ExitCosts
     ) -> None:
         require_eval(net)
+        require_images(images)
         if not torch_compat.graphs_available(images.device):
             raise NotApplicableError(
                 "stages cannot be captured here",
@@ -75,18 +83,23 @@ class CapturedStages:
         """The last run's, in tensors that the next one overwrites."""
         return Adaptive(self.logits, self.exits, self.macs)
 
+    def of_nobody(self, images: torch.Tensor) -> Adaptive:
+        """The answer for a batch of none, which nothing has to run for."""
+        return of_nobody(self._net, images)
+
     def _captured(self, stream: torch.cuda.Stream) -> Tuple[torch.cuda.CUDAGraph, ...]:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP):
-                state, memory = self._net.begin(self.images), Memory()
+                state: State = ()
+                memory = Memory()
                 for number in range(self._net.exits):
                     state = self._stage(number, state, memory)
         torch.cuda.current_stream().wait_stream(stream)
         # One pool: they are only ever run in this order, so each may use what those before it
         # have let go of.
         pool = torch.cuda.graph_pool_handle()
-        state, memory = self._net.begin(self.images), Memory()
+        state, memory = (), Memory()
         made: List[torch.cuda.CUDAGraph] = []
         for number in range(self._net.exits):
             graph = _new_graph()
@@ -98,7 +111,10 @@ class CapturedStages:
         return tuple(made)
 
     def _stage(self, number: int, state: State, memory: Memory) -> State:
-        """Everything in place: a captured stage has no other way to leave anything."""
+        """Everything in place: a captured stage has no other way to leave anything. The first one
+        is given no state: what `begin` makes of the images has to be made anew by each replay."""
+        if number == 0:
+            state = self._net.begin(self.images)
         answer = self._net.advance(number, state)
         if number == 0:
             self._undecided.fill_(True)
@@ -128,7 +144,9 @@ class ConditionalExits:
         self._chain = Chain(DriverGraphs(device), stages.graphs, stages.flag)
 
     def __call__(self, images: torch.Tensor) -> Adaptive:
-        """In tensors that the next call overwrites; nothing is waited for."""
+        """In tensors that the next call overwrites; nothing is waited for. Of no images, empty."""
+        if not images.shape[0]:
+            return self._stages.of_nobody(images)
         self._stages.load(images)
         self._chain.launch()
         return self._stages.answer
@@ -142,8 +160,10 @@ class SteppedExits:
         self._stages = stages
 
     def __call__(self, images: torch.Tensor) -> Adaptive:
-        """In tensors that the next call overwrites."""
+        """In tensors that the next call overwrites. Of no images, empty."""
         stages = self._stages
+        if not images.shape[0]:
+            return stages.of_nobody(images)
         stages.load(images)
         last = len(stages.graphs) - 1
         for number, graph in enumerate(stages.graphs):
@@ -165,7 +185,7 @@ class EagerExits:
         self._net, self._policy, self._costs = net, policy, costs
 
     def __call__(self, images: torch.Tensor) -> Adaptive:
-        """See `adaptive`."""
+        """See `adaptive`. Of no images, empty."""
         return adaptive(self._net, images, self._policy, self._costs)
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError
 
-__all__ = ["Answer", "AnytimeNetwork", "State", "last_logits", "select"]
+__all__ = ["Answer", "AnytimeNetwork", "State", "select"]
 
 #: What a stage leaves for the next: tensors with the batch in their first dimension.
 State = Tuple[torch.Tensor, ...]
@@ -89,8 +89,3 @@ def select(state: State, samples: torch.Tensor) -> State:
     """The state of some samples: int64 indices [n] into the batch. This is the compaction: what
     does not go on is no longer computed, not masked."""
     return tuple(part.index_select(0, samples) for part in state)
-
-
-def last_logits(answers: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The best answer of a network's forward."""
-    return answers[-1]

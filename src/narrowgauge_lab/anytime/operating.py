@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 from typing import List, Tuple
 
-from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab.anytime.costs import ExitCosts
 from narrowgauge_lab.anytime.policies import parse
 from narrowgauge_lab.anytime.thresholds import (
@@ -15,11 +14,13 @@ from narrowgauge_lab.anytime.thresholds import (
     choose,
     fit,
     score,
+    test_of,
+    validation_of,
 )
 from narrowgauge_lab.context import RowContext
-from narrowgauge_scores.side_file import RunLogits, Split
+from narrowgauge_scores.side_file import RunLogits
 
-__all__ = ["FITTED", "PAPER", "Operation", "operate", "require_policy"]
+__all__ = ["FITTED", "PAPER", "Operation", "of_test_split", "operate", "require_policy"]
 
 #: What the parameter `policy` may say beside a policy: the fitted one, or the paper's.
 FITTED, PAPER = "fitted", "paper"
@@ -42,6 +43,12 @@ def require_policy(asked: str, exits: int) -> None:
         parse(asked, exits)
 
 
+def of_test_split(run: RunLogits) -> Tuple[LabelledLogits, ExitCosts]:
+    """What a run's exits said of its test split, and what they cost: what `score` takes."""
+    costs = ExitCosts(tuple(run.cumulative_macs.tolist()), tuple(run.direct_macs.tolist()), (), ())
+    return test_of(run), costs
+
+
 def operate(
     ctx: RowContext, run: RunLogits, *, asked: str, paper: str, kind: str, lose: float
 ) -> Operation:
@@ -55,30 +62,24 @@ def operate(
     the whole network without its other heads. Raises BadValueError for a run without a validation
     split.
     """
-    costs = ExitCosts(tuple(run.cumulative_macs.tolist()), tuple(run.direct_macs.tolist()), (), ())
-    test = _labelled("test", run.test)
-    if run.val is None:
-        raise BadValueError(
-            "there is no validation split to fit thresholds on",
-            why="the run's logits are of its test split alone",
-        )
-    kept = fit(_labelled("validation", run.val), costs, kind, "grid")
+    test, costs = of_test_split(run)
+    kept = fit(validation_of(run), costs, kind, "grid")
     fitted = choose(kept, lose)
 
-    def tested(policy: str) -> OperatingPoint:
+    def scored(policy: str) -> OperatingPoint:
         return score(parse(policy, run.exits), test, costs)
 
-    front = tuple(tested(each.policy) for each in kept)
+    front = tuple(scored(each.policy) for each in kept)
     _record_front(ctx, kept, front)
     for name, policy in ((FITTED, fitted.policy), (PAPER, paper)):
-        point = tested(policy)
+        point = scored(policy)
         ctx.fact(f"{name}_policy", policy)
         ctx.metric(f"{name}_accuracy", point.accuracy, unit="%", source="computed")
         ctx.metric(f"{name}_macs", point.macs, unit="MAC", source="computed")
         for number, share in enumerate(point.shares):
             ctx.metric(f"{name}_exit{number}_share", 100.0 * share, unit="%", source="computed")
     policy = {FITTED: fitted.policy, PAPER: paper}.get(asked, asked)
-    point = tested(policy)
+    point = scored(policy)
     ctx.fact("policy_ran", policy)
     ctx.metric("adaptive_accuracy", point.accuracy, unit="%", source="computed")
     ctx.metric("mean_macs", point.macs, unit="MAC", source="computed")
@@ -99,7 +100,3 @@ def _record_front(
     ):
         ctx.metric(name, values, unit=unit, source="computed", index=index)
     ctx.fact("front_policies", [point.policy for point in kept])
-
-
-def _labelled(name: str, split: Split) -> LabelledLogits:
-    return LabelledLogits(name, split.logits, split.labels, split.macs)

@@ -19,7 +19,7 @@ from narrowgauge_lab.anytime.network import State, select
 
 __all__ = [
     "POLICIES", "Entropy", "Margin", "MaxProbability", "Memory", "Patience", "Policy", "Threshold",
-    "parse", "simulate",
+    "finite", "parse", "simulate",
 ]  # fmt: skip
 
 #: Logits of all exits as side files hold them, [exits, N, classes].
@@ -79,15 +79,17 @@ class Threshold(Policy):
 
     @abc.abstractmethod
     def measure(self, logits: torch.Tensor) -> torch.Tensor:
-        """[B] of logits [B, classes], in float32 at least; NaN where logits are not finite."""
+        """[B] of logits [B, classes], in float32 at least. Says nothing where logits are not
+        finite: `leaves` lets nobody go by these."""
 
     def leaves(self, exit: int, logits: torch.Tensor, memory: Memory) -> torch.Tensor:
         """See Policy."""
         del memory  # each exit stands alone
         measured = self.measure(logits)
         limit = self.thresholds[0] if len(self.thresholds) == 1 else self.thresholds[exit]
-        # A comparison with NaN is false: what is not finite goes on.
-        return measured < limit if self.below else measured >= limit
+        sure = measured < limit if self.below else measured >= limit
+        # The softmax of -inf is 0 and sure of it: NaN alone would not be enough to look for.
+        return sure & finite(logits)
 
     def for_exits(self, exits: int) -> Threshold:
         """See Policy."""
@@ -175,13 +177,13 @@ class Patience(Policy):
         """See Policy."""
         answers = logits.argmax(dim=1)
         # No class: agrees with nothing, itself included.
-        finite = torch.isfinite(logits).all(dim=1)
-        answers = torch.where(finite, answers, torch.full_like(answers, -1))
+        numbers = finite(logits)
+        answers = torch.where(numbers, answers, torch.full_like(answers, -1))
         if exit == 0 or not memory.parts:
             streak = torch.zeros_like(answers)
         else:
             before, streak = memory.parts
-            agree = (answers == before) & finite
+            agree = (answers == before) & numbers
             streak = torch.where(agree, streak + 1, torch.zeros_like(streak))
         memory.parts = (answers, streak)
         return streak >= self.count
@@ -241,6 +243,11 @@ def simulate(policy: Policy, logits: Stored) -> torch.Tensor:
         taken[undecided & leaves] = number
         undecided &= ~leaves
     return taken
+
+
+def finite(logits: torch.Tensor) -> torch.Tensor:
+    """bool [B]: whose logits [B, classes] are all numbers. Others are never confident."""
+    return torch.isfinite(logits).all(dim=1)
 
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:

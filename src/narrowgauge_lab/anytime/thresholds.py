@@ -11,24 +11,39 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab.anytime.costs import ExitCosts
-from narrowgauge_lab.anytime.policies import POLICIES, Patience, Policy, Threshold, parse, simulate
+from narrowgauge_lab.anytime.policies import (
+    POLICIES,
+    Patience,
+    Policy,
+    Threshold,
+    finite,
+    parse,
+    simulate,
+)
+from narrowgauge_scores.points import limits_for
+
+if TYPE_CHECKING:
+    from narrowgauge_scores.side_file import RunLogits
 
 __all__ = [
     "METHODS",
     "LabelledLogits",
     "OperatingPoint",
+    "ValidationLogits",
     "choose",
     "fit",
     "for_shares",
     "front",
     "score",
+    "test_of",
+    "validation_of",
 ]
 
 METHODS = ("grid", "geometric", "knapsack")
@@ -104,6 +119,27 @@ class LabelledLogits:
         return counted.unsqueeze(1).expand(-1, self.labels.shape[0])
 
 
+class ValidationLogits(LabelledLogits):
+    """Those of a validation split, which thresholds may be fitted on; `validation_of` makes them of
+    a run. What a split is called says nothing about where it comes from."""
+
+
+def validation_of(run: RunLogits) -> ValidationLogits:
+    """The validation split of a run. Raises BadValueError for a run without one."""
+    if run.val is None:
+        raise BadValueError(
+            "there is no validation split to fit thresholds on",
+            why="the run's logits are of its test split alone",
+            next_step="set some of the training images aside when it is trained",
+        )
+    return ValidationLogits("validation", run.val.logits, run.val.labels, run.val.macs)
+
+
+def test_of(run: RunLogits) -> LabelledLogits:
+    """The test split of a run, which may be scored and not be fitted on."""
+    return LabelledLogits("test", run.test.logits, run.test.labels, run.test.macs)
+
+
 @dataclasses.dataclass(frozen=True)
 class OperatingPoint:
     """A policy, as `parse` reads it, and what it came to: `accuracy` in percent, mean `macs` of a
@@ -136,14 +172,14 @@ def fit(
 ) -> List[OperatingPoint]:
     """The operating points of a kind of POLICIES that no other one found beats, cheapest first.
 
-    Raises BadValueError for the test split, which thresholds must not see, and for a kind or method
-    that there is not.
+    Raises BadValueError for what is no ValidationLogits, since thresholds must not see the test
+    split, and for a kind or method that there is not.
     """
-    if "test" in data.split.lower():
+    if not isinstance(data, ValidationLogits):
         raise BadValueError(
             f"thresholds cannot be fitted on the split {data.split}",
             why="what is fitted there says nothing about images that were not seen",
-            next_step="fit on the validation split, then score() the test split once",
+            next_step="fit on validation_of() a run, then score() its test_of() once",
         )
     if method not in METHODS or kind not in POLICIES:
         raise BadValueError(
@@ -207,18 +243,27 @@ def _geometric(rule: Threshold, data: LabelledLogits, costs: ExitCosts) -> List[
 
 def for_shares(rule: Threshold, logits: torch.Tensor, shares: Sequence[float]) -> Threshold:
     """The rule with thresholds by which these shares of all samples leave at each exit, of logits
-    [exits, N, classes]; the last exit's follows from the others. Equally sure samples leave
-    together, so where many are, more leave."""
-    exits, samples = logits.shape[:2]
-    stays = np.ones(samples, dtype=bool)
-    thresholds = []
-    for number in range(exits - 1):
-        here = np.flatnonzero(stays)
-        measured = rule.measure(logits[number]).detach().cpu().numpy()[here]
-        wanted = round(samples * shares[number])
-        thresholds.append(_of_first(measured, wanted, rule.below))
-        stays[here[_leave(measured, thresholds[-1], rule.below)]] = False
-    return rule.with_thresholds(thresholds or [0.0])
+    [exits, N, classes]; the last exit's follows from the others. See points.limits_for, by which
+    runs are scored too: they are rounded down, and equally sure samples leave together."""
+    if logits.shape[0] < 2:
+        return rule.with_thresholds([0.0])
+    rows = [rule.measure(each).detach().cpu().numpy() for each in logits[:-1]]
+    measured = np.stack(rows)
+    unsure = measured if rule.below else -measured
+    unsure[~torch.stack([finite(each) for each in logits[:-1]]).cpu().numpy()] = np.inf
+    limits = limits_for(unsure, shares).astype(measured.dtype)
+    return rule.with_thresholds([_at_limit(limit, rule.below) for limit in limits])
+
+
+def _at_limit(limit: np.floating, below: bool) -> float:
+    """The threshold that those who are at most this unsure meet, and nobody else: in the type that
+    a policy measures in, as `below` is strict and the limit is not."""
+    if np.isneginf(limit):
+        return 0.0 if below else math.inf
+    if np.isposinf(limit):
+        return math.inf if below else 0.0
+    # An entropy that is 0 may be a rounding below it, which no threshold is.
+    return max(0.0, float(np.nextafter(limit, limit.dtype.type(np.inf)) if below else -limit))
 
 
 def _knapsack(rule: Threshold, data: LabelledLogits, costs: ExitCosts) -> List[Policy]:

@@ -4,6 +4,11 @@ One unit of an adaptive network, its residual added at the positions of blobs: t
 noise, whose edges are about as long as those of ponder maps (positions strewn singly would have all
 their neighbours in the first convolution). Dense is the same unit of the plain network as fast as
 torch has it: batch normalisation folded, in the memory layout that the device likes better.
+
+Sparse counts what follows from the list of who runs: these dilated, and both convolutions. Who goes
+on to run is not in it: scores and the shorter list are the same work whichever way the unit then
+computes, so this is the break-even that `SparseSact` takes as `dense_from`. What thinking costs is
+in a whole network's time alone.
 """
 
 from __future__ import annotations
@@ -16,11 +21,12 @@ import torch.nn.functional as F
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab.anytime.sparse_positions import Grid, compiled_for
-from narrowgauge_lab.anytime.systems.sact import SLOPE, Unit
-from narrowgauge_lab.anytime.systems.sparse_sact import Rows, Running, SparseUnit, affine
+from narrowgauge_lab.anytime.systems.folded import FoldedUnit
+from narrowgauge_lab.anytime.systems.sact import Unit
+from narrowgauge_lab.anytime.systems.sparse_sact import Rows, Running, SparseUnit
 from narrowgauge_lab.measure import TimingPlan, interleave
 
-__all__ = ["SHARES", "Case", "Point", "blobs", "break_even", "measure_shares"]
+__all__ = ["SHARES", "Case", "Point", "blobs", "break_even", "faster", "measure_shares"]
 
 #: Shares of active positions to measure at.
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
@@ -98,7 +104,7 @@ def measure_shares(
     clock = {} if now is None else {"now": now}
     points = []
     with torch.no_grad():
-        dense = _faster(_dense(unit, x, True), _dense(unit, x, False), device, plan, clock)
+        dense = faster(_dense(unit, x, True), _dense(unit, x, False), device, plan, clock)
         for share in shares:
             mask = blobs(case.batch, case.size, share, generator)
             call, grid, run = _sparse(sparse, x, mask)
@@ -143,25 +149,21 @@ def _sparse(
 
 def _dense(unit: Unit, x: torch.Tensor, last: bool) -> Callable[[], None]:
     layout = torch.channels_last if last else torch.contiguous_format
-    scale, shift = (part.view(-1, 1, 1) for part in affine(unit.bn1))
-    after, added = affine(unit.bn2)
-    first = (unit.conv1.weight * after.view(-1, 1, 1, 1)).contiguous(memory_format=layout)
-    second = unit.conv2.weight.contiguous(memory_format=layout)
+    folded = FoldedUnit(unit, layout)
     state = x.clone().contiguous(memory_format=layout)
 
     def call() -> None:
-        hidden = F.leaky_relu_(torch.addcmul(shift, state, scale), SLOPE)
-        hidden = F.leaky_relu_(F.conv2d(hidden, first, added, padding=1), SLOPE)
-        state.add_(F.conv2d(hidden, second, unit.conv2.bias, padding=1))
+        state.add_(folded.residual(folded.ready(state)))
         state.mul_(0.5)
 
     return call
 
 
-def _faster(
-    one: Callable[[], None], other: Callable[[], None], device: torch.device, plan: TimingPlan,
+def faster(
+    one: Callable[[], Any], other: Callable[[], Any], device: torch.device, plan: TimingPlan,
     clock: Dict[str, Any],
-) -> Callable[[], None]:  # fmt: skip
+) -> Callable[[], Any]:  # fmt: skip
+    """Which of two takes less time by the median of a few pairs; `clock`: `now` of `interleave`."""
     both = interleave(one, other, device, plan, 5, **clock)
     return one if _median(both.first.seconds) <= _median(both.second.seconds) else other
 

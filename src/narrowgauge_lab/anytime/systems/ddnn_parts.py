@@ -50,12 +50,16 @@ def quantise(values: torch.Tensor, bits: int) -> torch.Tensor:
 def masked_norm(norm: nn.BatchNorm2d, maps: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
     """Batch normalisation of maps [B, C, H, W] by the samples that are `present`, bool [B]: what an
     absent view's zeros would do to mean and deviation is not in them. In training what is absent
-    becomes zeros, or it would grow from layer to layer. Reads nothing on the host.
+    becomes zeros, or it would grow from layer to layer. Reads nothing on the host. Maps of half
+    precision, as autocast gives them, are summed in float32, as torch's own are.
 
     Of a batch where none is present, the running statistics stay as they are.
     """
     if not norm.training:
         return norm(maps)
+    given = maps.dtype
+    if given in (torch.float16, torch.bfloat16):
+        maps = maps.float()
     weights = present.to(maps.dtype).view(-1, 1, 1, 1)
     pixels = maps.shape[2] * maps.shape[3]
     some = weights.sum() * pixels
@@ -73,7 +77,7 @@ def masked_norm(norm: nn.BatchNorm2d, maps: torch.Tensor, present: torch.Tensor)
         norm.running_var += momentum * (unbiased - norm.running_var)
         norm.num_batches_tracked += 1
     scale = norm.weight * torch.rsqrt(variance + norm.eps)
-    return (centred * scale.view(1, -1, 1, 1) + norm.bias.view(1, -1, 1, 1)) * weights
+    return ((centred * scale.view(1, -1, 1, 1) + norm.bias.view(1, -1, 1, 1)) * weights).to(given)
 
 
 def _normed(
@@ -258,7 +262,8 @@ class MaxPooling(Aggregation):
             return values.sum(1)
         lowest = torch.full_like(values, -math.inf)
         largest = torch.where(self.mask(values, present), values, lowest).amax(1)
-        return torch.where(torch.isinf(largest), torch.zeros_like(largest), largest)
+        some = present.any(1).view(-1, *([1] * (largest.dim() - 1)))
+        return torch.where(some, largest, torch.zeros_like(largest))
 
 
 class AveragePooling(Aggregation):

@@ -15,12 +15,11 @@ import math
 from typing import Dict, List, Sequence, Tuple
 
 import torch
-import torch.nn.functional as F
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab.anytime.sparse_positions import Grid, convolve_at, set_at
 from narrowgauge_lab.anytime.systems.act import EPSILON
-from narrowgauge_lab.anytime.systems.sact import SLOPE, AdaptiveResNet
+from narrowgauge_lab.anytime.systems.sact import SLOPE, AdaptiveResNet, dilated
 from narrowgauge_lab.anytime.systems.sparse_sact import (
     Grids,
     Rows,
@@ -94,6 +93,8 @@ class FixedSact:
     def __call__(self, images: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():
             short = torch.zeros((), dtype=torch.bool, device=images.device)
+            if not len(images):  # spare slots need some position to point at
+                return self._exact(images), short
             maps = everywhere(images.permute(0, 2, 3, 1), self._exact.stem, 1, 1.0, self._grids)
             for number, (units, heads) in enumerate(self._exact.blocks):
                 maps, too_few = self._run_block(units, heads, maps, self.rooms[number])
@@ -147,8 +148,7 @@ class FixedSact:
             line = []
             for number in range(1, len(block.units)):
                 mask = (found > number).float()
-                near = F.max_pool2d(mask, 3, stride=1, padding=1)
-                shares = (float(mask.mean()) * margin, float(near.mean()) * margin)
+                shares = (float(mask.mean()) * margin, float(dilated(mask).mean()) * margin)
                 line.append(Room(min(1.0, shares[0]), min(1.0, shares[1])))
             rooms.append(line)
         return rooms

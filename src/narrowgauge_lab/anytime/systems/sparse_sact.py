@@ -12,7 +12,7 @@ what unit l adds to the state: the same sum, without another look at states.
 from __future__ import annotations
 
 import dataclasses
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -142,17 +142,19 @@ def everywhere(
     """A 3×3 convolution of whole maps [B, h, w, C], and a leaky ReLU (`slope` 1: without):
     [B, h', w', F]. By the compiled loops, where the matrix is for them: in batches of one torch's
     own take longer."""
+    batch, height, width, channels = maps.shape
+    size = (batch, -(-height // stride), -(-width // stride), len(matrix.window))
+    if not batch:  # torch 1.8 convolves nothing in this memory layout
+        return maps.new_empty(size)
     if matrix.packed is None:
         given = maps.permute(0, 3, 1, 2)
         result = F.conv2d(given, matrix.window, matrix.bias, stride=stride, padding=1)
         result = result.permute(0, 2, 3, 1)
         return result if slope == 1.0 else F.leaky_relu_(result, slope)
-    batch, height, width, channels = maps.shape
     grid = grids.of(maps)
     rows = grid.rows(channels, maps)
     grid.images(rows).copy_(maps)
-    found = convolve_at(grid, rows, grid.every(stride), matrix, slope)
-    return found.view(batch, -(-height // stride), -(-width // stride), -1)
+    return convolve_at(grid, rows, grid.every(stride), matrix, slope).view(size)
 
 
 class SparseHead:
@@ -172,7 +174,7 @@ class SparseHead:
         torch.addcmul(self.near_shift, grid.images(x), self.near_scale, out=grid.images(rows.ready))
         F.leaky_relu_(rows.ready, SLOPE)  # the borders are zero and stay it
         score = convolve_at(grid, rows.ready, positions, self.near).view(-1)
-        mean = x.view(grid.batch, grid.image, -1).sum(1).div_(grid.height * grid.width)
+        mean = x.view(grid.batch, grid.image, x.shape[1]).sum(1).div_(grid.height * grid.width)
         mean = F.leaky_relu_(torch.addcmul(self.all_shift, mean, self.all_scale), SLOPE)
         whole = mean.mv(self.all)
         score += whole if grid.batch == 1 else whole.index_select(0, grid.image_of(positions))
@@ -198,22 +200,32 @@ class _Trace:
 class SparseSact:
     """`AdaptiveResNet` of kind `sact` for inference, as it is now: later changes of its weights do
     not matter. `dense_from`: the share of active positions from which a unit computes everywhere
-    and takes what it needs, because that is faster; above 1: never (see `breaking_even`).
+    and takes what it needs, because that is faster, one for all blocks or one for each; above 1:
+    never (see `breaking_even`).
     `compiled`: by the loops of `narrowgauge_kernels` or by torch's operators; None: by the loops
     where they are built. `by` says which.
 
-    Raises BadValueError for a network of another kind.
+    Raises BadValueError for a network of another kind, and for shares of other blocks.
     """
 
     def __init__(
-        self, net: AdaptiveResNet, dense_from: float = 2.0, compiled: Optional[bool] = None
+        self,
+        net: AdaptiveResNet,
+        dense_from: Union[float, Sequence[float]] = 2.0,
+        compiled: Optional[bool] = None,
     ) -> None:
         if net.kind != "sact":
             raise BadValueError(
                 f"a network of kind '{net.kind}' has no positions to leave out",
                 next_step="give one of kind sact",
             )
-        self.dense_from = dense_from
+        alike = isinstance(dense_from, (int, float))
+        self.dense_from = [dense_from] * len(net.blocks) if alike else list(dense_from)
+        if len(self.dense_from) != len(net.blocks):
+            raise BadValueError(
+                f"{len(self.dense_from)} shares to be dense from, for {len(net.blocks)} blocks",
+                next_step="give one for each block, or one for all",
+            )
         self._net = net
         whether = compiled_for(net.conv.weight) if compiled is None else compiled
         self.by = "narrowgauge_kernels" if whether else "torch"
@@ -243,8 +255,8 @@ class SparseSact:
     def _run(self, images: torch.Tensor, traces: Optional[List[_Trace]]) -> torch.Tensor:
         with torch.no_grad():
             maps = everywhere(images.permute(0, 2, 3, 1), self.stem, 1, 1.0, self._grids)
-            for units, heads in self.blocks:
-                maps = self._run_block(units, heads, maps, traces)
+            for (units, heads), share in zip(self.blocks, self.dense_from):
+                maps = self._run_block(units, heads, maps, traces, share)
             return self.classify(maps)
 
     def classify(self, maps: torch.Tensor) -> torch.Tensor:
@@ -259,6 +271,7 @@ class SparseSact:
         heads: List[SparseHead],
         maps: torch.Tensor,
         traces: Optional[List[_Trace]],
+        dense_from: float,
     ) -> torch.Tensor:
         began = units[0].begin(maps, self._grids)
         grid = self._grids.of(began)
@@ -273,7 +286,7 @@ class SparseSact:
             if not len(run.positions):
                 break
             near = grid.dilated(run.positions)
-            if len(run.positions) < self.dense_from * len(grid.everywhere):
+            if len(run.positions) < dense_from * len(grid.everywhere):
                 unit.add_at(grid, rows, near, run)
             else:
                 unit.add_from_everywhere(grid, rows, run, self._grids)
