@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import Any, Callable, Dict, List
 
 import torch
 
 from narrowgauge_lab import torch_compat
+from narrowgauge_lab.anytime.device_exit import make_exits
 from narrowgauge_lab.anytime.policies import Memory, Policy
 from narrowgauge_lab.anytime.systems.branchynet import BranchyNet
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.cpu_threads import cpu_threads
 from narrowgauge_lab.evalmode import in_eval_mode
 from narrowgauge_lab.measure import window
+from narrowgauge_lab.precision import Mode
 
 __all__ = ["leave", "record_clock"]
 
@@ -33,52 +36,65 @@ def leave(net: BranchyNet, image: torch.Tensor, policy: Policy) -> int:
 
 
 def record_clock(
-    ctx: RowContext, net: BranchyNet, images: torch.Tensor, policy: Policy, threads: int
+    ctx: RowContext,
+    net: BranchyNet,
+    images: torch.Tensor,
+    policy: Policy,
+    mode: Mode,
+    threads: int,
 ) -> None:
-    """Time each of `images` three ways in turn, first another one for each image.
+    """Time each of `images` three ways in turn, first another one for each image, in the precision
+    of `mode`.
 
     `whole_latency`: the trunk without branches. `early_latency`: trunk, branches, confidence and
-    decision until the image leaves. `early_trunk_latency`: the trunk's segments up to there alone,
-    which is all that the published program timed. `clock_gain` and `published_clock_gain`: the
-    first over each of these, by their sums. `threads` of the CPU, 0 as they are: a layer of this
-    size is slower on several.
+    decision until the image leaves; the fact `clock_exits` says how. `early_trunk_latency`: the
+    trunk's segments up to there alone, which is all that the published program timed. `clock_gain`
+    and `published_clock_gain`: the first over each of these, by their sums. `threads` of the CPU, 0
+    as they are: a layer of this size is slower on several.
     """
-    before = torch.get_num_threads()
-    changes = threads and torch_compat.threads_may_change()
-    if changes:
-        torch.set_num_threads(threads)
-    try:
-        _record(ctx, net, images, policy)
-    finally:
-        if changes:
-            torch.set_num_threads(before)
+    with cpu_threads(threads) as running, in_eval_mode(net), torch_compat.inference_mode():
+        with mode.autocast():
+            _record(ctx, net, images, policy)
+        ctx.fact("clock_threads", running)
 
 
 def _record(ctx: RowContext, net: BranchyNet, images: torch.Tensor, policy: Policy) -> None:
     taken: Dict[str, List[float]] = {_WHOLE: [], _EARLY: [], _TRUNK: []}
-    with in_eval_mode(net), torch_compat.inference_mode():
-        for number in range(-_WARM_UP, len(images)):
-            image = images[number % len(images)][None]
-            exits = leave(net, image, policy)
-            calls = (
-                (_WHOLE, lambda: net.forward_until(net.exits - 1, image)),  # noqa: B023
-                (_EARLY, lambda: leave(net, image, policy)),  # noqa: B023
-                (_TRUNK, lambda: _segments(net, image, exits)),  # noqa: B023
-            )
-            for turn in range(3):
-                name, call = calls[(turn + number) % 3]
-                with window(ctx.device) as clock:
-                    call()
-                if number >= 0:
-                    taken[name].append(clock.seconds)
-        source = clock.source
+    early = _way_out(ctx, net, images[:1], policy)
+    for number in range(-_WARM_UP, len(images)):
+        image = images[number % len(images)][None]
+        exits = leave(net, image, policy)
+        calls = (
+            (_WHOLE, lambda: net.forward_until(net.exits - 1, image)),  # noqa: B023
+            (_EARLY, lambda: early(image)),  # noqa: B023
+            (_TRUNK, lambda: _segments(net, image, exits)),  # noqa: B023
+        )
+        for turn in range(3):
+            name, call = calls[(turn + number) % 3]
+            with window(ctx.device) as clock:
+                call()
+            if number >= 0:
+                taken[name].append(clock.seconds)
     for name, seconds in taken.items():
-        ctx.metric(f"{name}_latency", seconds, unit="s", source=source, index="image")
+        ctx.metric(f"{name}_latency", seconds, unit="s", source=clock.source, index="image")
     whole = sum(taken[_WHOLE])
     ctx.metric("clock_gain", whole / sum(taken[_EARLY]), unit="1", source="computed")
     ctx.metric("published_clock_gain", whole / sum(taken[_TRUNK]), unit="1", source="computed")
     ctx.fact("clock_images", len(images))
-    ctx.fact("clock_threads", torch.get_num_threads())
+
+
+# unverified: leaving early on a GPU by make_exits | no GPU here | pytest -m gpu tests/experiments
+def _way_out(
+    ctx: RowContext, net: BranchyNet, image: torch.Tensor, policy: Policy
+) -> Callable[[torch.Tensor], Any]:
+    """How images like this one leave: on a GPU the fastest way that works there; where host and
+    device are one, `leave`, which has no batch to put together."""
+    if ctx.device.type != "cuda":
+        ctx.fact("clock_exits", "host read after each exit")
+        return lambda given: leave(net, given, policy)
+    exits = make_exits(net, image, policy)
+    ctx.fact("clock_exits", exits.description)
+    return exits
 
 
 def _segments(net: BranchyNet, image: torch.Tensor, exits: int) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Dict, Tuple
 
-from narrowgauge_lab.anytime.costs import ExitCosts
+from narrowgauge_lab.anytime.operating import of_test_split
 from narrowgauge_lab.anytime.policies import Entropy
-from narrowgauge_lab.anytime.thresholds import LabelledLogits, score
+from narrowgauge_lab.anytime.thresholds import score
 from narrowgauge_lab.context import RowContext
 from narrowgauge_scores.side_file import RunLogits
 
@@ -22,8 +22,7 @@ THRESHOLDS: Dict[str, Tuple[Tuple[float, ...], ...]] = {
 
 def record_published(ctx: RowContext, net: str, run: RunLogits) -> None:
     """`entropy_0.01_0.05_accuracy`, `…_macs` and `…_exit0_share` of such thresholds."""
-    costs = ExitCosts(tuple(run.cumulative_macs.tolist()), tuple(run.direct_macs.tolist()), (), ())
-    test = LabelledLogits("test", run.test.logits, run.test.labels, run.test.macs)
+    test, costs = of_test_split(run)
     for thresholds in THRESHOLDS[net]:
         point = score(Entropy(thresholds), test, costs)
         name = "_".join(["entropy", *(f"{each:g}" for each in thresholds)])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Tuple
+from typing import Optional, Tuple
 
 import torch
 
 from narrowgauge_contract.errors import BadValueError
-from narrowgauge_lab import training
+from narrowgauge_lab import precision, training
 from narrowgauge_lab.anytime import operating, policies
 from narrowgauge_lab.anytime.feeds import Splits, make_splits
 from narrowgauge_lab.anytime.logits_file import About
@@ -19,6 +19,7 @@ from narrowgauge_lab.anytime.objective import ExitLosses, LastExitLoss, Objectiv
 from narrowgauge_lab.anytime.systems.branchynet import NETS, BranchyNet, branchy_net
 from narrowgauge_lab.anytime.training import Stage, train_anytime
 from narrowgauge_lab.augment import Augmentation
+from narrowgauge_lab.checkpoint import Checkpoints
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.data import FlatData
 from narrowgauge_lab.optim import Adam
@@ -121,7 +122,21 @@ def _about(ctx: RowContext, net: BranchyNet) -> About:
     words += ["normalised branches"] if ctx.parameters["head_norm"] else []
     ctx.fact("variant", ", ".join(words))
     names = tuple(f"branch {number + 1}" for number in range(net.exits - 1))
-    return About("branchynet", ", ".join(words), exit_names=(*names, "trunk"))
+    return About(
+        "branchynet", ", ".join(words), exit_names=(*names, "trunk"),
+        base_accuracy=functools.partial(_trunk_accuracy, ctx),
+        base_macs=lambda costs: costs.direct[-1],
+    )  # fmt: skip
+
+
+def _trunk_accuracy(ctx: RowContext) -> Optional[float]:
+    """What the plain network got, the trunk before branches were trained with it: the last
+    `trunk_test_accuracy` [%]. None where this row trained none."""
+    if not ctx.parameters["trunk_epochs"] or ctx.parameters["weights"]:
+        return None
+    # The stage's last checkpoint stays until the row's answers are kept.
+    state = Checkpoints(ctx.for_stage("trunk").checkpoints.folder, resume=True).load()
+    return None if state is None else float(state["history"]["values"]["test_accuracy"][-1])
 
 
 def _time(ctx: RowContext, net: BranchyNet, splits: Splits, policy: str) -> None:
@@ -130,4 +145,5 @@ def _time(ctx: RowContext, net: BranchyNet, splits: Splits, policy: str) -> None
         return
     images, _ = splits.test.batch(torch.arange(count, device=ctx.device))
     threads = ctx.parameters["clock_threads"]
-    record_clock(ctx, net, images, policies.parse(policy, net.exits), threads)
+    mode = precision.enter(ctx.parameters["precision"], ctx.device)
+    record_clock(ctx, net, images, policies.parse(policy, net.exits), mode, threads)

@@ -27,11 +27,13 @@ _CAMERA_SEED = 0
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """The data of a row. `shape`: channels, height and width of one view."""
+    """The data of a row. `shape`: channels, height and width of one view; `test_images`: how many
+    the set has, of which `data` may hold the first ones alone."""
 
     data: FlatData
     source: Union[views.Tiles, views.Packed]
     shape: Tuple[int, int, int]
+    test_images: int
 
     @classmethod
     def of(cls, ctx: RowContext) -> Subject:
@@ -44,24 +46,26 @@ class Subject:
                     "data=file without a file", next_step="give -p archive=MVMC.npz"
                 )
             data = views.load_mvmc(path)
-            return cls(data, views.Packed(views.CAMERAS), (3, *data.train_images.shape[2:]))
+            shape = (3, *data.train_images.shape[2:])
+            return cls(data, views.Packed(views.CAMERAS), shape, len(data.test_images))
         data = _images(ctx)
+        whole = len(data.test_images)
         channels, height, width = data.train_images.shape[1:]
         if parameters["views"] == "tiles":
             shape = (channels, height // _ROWS, width // _COLUMNS)
-            return cls(data, views.Tiles(_COLUMNS, _ROWS), shape)
+            return cls(data, views.Tiles(_COLUMNS, _ROWS), shape, whole)
         seen = views.cameras(_limited(ctx, data), _CAMERA_SEED)
-        return cls(seen, views.Packed(views.CAMERAS), (channels, height, width))
+        return cls(seen, views.Packed(views.CAMERAS), (channels, height, width), whole)
 
     def network(self, how: Design) -> DDNN:
         """With random weights."""
         return DDNN(self.source, self.shape, len(self.data.declaration.classes), how)
 
     def splits(self, ctx: RowContext) -> Splits:
-        """See `feeds.make_splits`."""
+        """See `feeds.make_splits`; the test is whole where it has all images of the set."""
         parameters = ctx.parameters
         moved = parameters["augment"] and parameters["data"] == "cifar10"
-        return make_splits(
+        splits = make_splits(
             self.data,
             ctx.device,
             validation=parameters["validation"],
@@ -69,6 +73,7 @@ class Subject:
             test_limit=parameters["test_limit"],
             augmentation=Augmentation(4, True) if moved else Augmentation(),
         )
+        return dataclasses.replace(splits, test_whole=len(splits.test) == self.test_images)
 
 
 def design(ctx: RowContext) -> Design:

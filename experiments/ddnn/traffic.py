@@ -6,10 +6,10 @@ from typing import Tuple
 
 import numpy as np
 
-from narrowgauge_lab.anytime.costs import ExitCosts
+from narrowgauge_lab.anytime.operating import of_test_split
 from narrowgauge_lab.anytime.policies import Entropy
 from narrowgauge_lab.anytime.systems.ddnn import DDNN, uplink_bytes
-from narrowgauge_lab.anytime.thresholds import LabelledLogits, OperatingPoint, score
+from narrowgauge_lab.anytime.thresholds import OperatingPoint, score
 from narrowgauge_lab.context import RowContext
 from narrowgauge_scores.side_file import RunLogits
 
@@ -26,7 +26,8 @@ def record_traffic(
     run: RunLogits,
     point: OperatingPoint,
 ) -> None:
-    """Of the row's policy: `device_bytes` [B], what one device sends for a sample in the mean;
+    """Of the row's policy: `device_bytes` [B], what one device sends for a sample that it sees, in
+    the mean (absent views count as sent in full, as in the paper's formula);
     `raw_bytes`, its view as it is; `bytes_gain`, the second over the first; MACs of one device, of
     the cloud; and `simulated_latency` [s], made of the measured times of the parts: the devices'
     time (they run in turn here, beside each other there, so one share of it), what is sent over the
@@ -57,8 +58,7 @@ def record_traffic(
 def record_thresholds(ctx: RowContext, net: DDNN, run: RunLogits) -> None:
     """The published curve on the test split: at each of THRESHOLDS the accuracy, the share of
     samples that stay local, and the bytes of a device. No threshold is chosen by it."""
-    costs = ExitCosts(tuple(run.cumulative_macs.tolist()), tuple(run.direct_macs.tolist()), (), ())
-    test = LabelledLogits("test", run.test.logits, run.test.labels, run.test.macs)
+    test, costs = of_test_split(run)
     points = [score(Entropy([each], normalised=True), test, costs) for each in THRESHOLDS]
     shares = [point.shares[0] for point in points]
     for name, values, unit in (

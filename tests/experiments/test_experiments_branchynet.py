@@ -13,6 +13,7 @@ from one_row import CPU, EXPERIMENTS, Rows
 from narrowgauge_contract.claims import load_claims
 from narrowgauge_contract.errors import BadValueError, UnknownNameError
 from narrowgauge_contract.outcome import Row
+from narrowgauge_lab import precision
 from narrowgauge_lab.anytime.policies import Entropy
 from narrowgauge_lab.anytime.systems.branchynet import NETS, BranchyNet, branchy_net
 from narrowgauge_lab.errors import DataCorruptError
@@ -55,6 +56,9 @@ def test_a_row_is_trained_in_two_stages_and_scored(trained: Tuple[Path, Row]) ->
     run = read_logits(out / logits.path)
     assert (run.family, run.exits, run.test.images) == ("branchynet", 2, 100)
     assert run.val is not None
+    # The plain network is the trunk as its own training left it.
+    assert run.base_accuracy == _value(row, "trunk_test_accuracy")
+    assert run.base_macs == run.direct_macs[-1]
 
 
 def test_the_policy_of_the_row_is_scored_as_its_logits_say(trained: Tuple[Path, Row]) -> None:
@@ -91,6 +95,40 @@ def test_the_clock_times_every_image_three_ways(trained: Tuple[Path, Row]) -> No
     assert _value(row, "clock_gain") == pytest.approx(sums["whole"] / sums["early"])
     published = sums["whole"] / sums["early_trunk"]
     assert _value(row, "published_clock_gain") == pytest.approx(published)
+
+
+def test_the_clock_says_who_decides_and_runs_in_the_precision_of_the_row(
+    trained: Tuple[Path, Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = trained[1].facts
+    assert facts["clock_exits"] == "host read after each exit"
+    assert facts["clock_images"] == 3
+    if "bf16" not in precision.available(CPU):
+        pytest.skip("no autocast to bf16 here")
+    dtypes = set()
+    clock = ROWS.module("clock")
+    segments = clock._segments
+
+    def noting(net: BranchyNet, image: torch.Tensor, exits: int) -> None:
+        dtypes.add(net.segments[0](image).dtype)
+        segments(net, image, exits)
+
+    monkeypatch.setattr(clock, "_segments", noting)
+    before = torch.get_num_threads()
+    weights = trained[0] / "row-0" / "weights.pt"
+    row = ROWS.run(tmp_path, f"weights={weights}", "precision=bf16")
+
+    assert row.metric("clock_gain") is not None
+    assert dtypes == {torch.bfloat16}
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_clock_leaves_by_the_fastest_way_there_is(tmp_path: Path) -> None:
+    row = ROWS.run(tmp_path, device=torch.device("cuda"))
+
+    assert row.facts["clock_exits"] != "host read after each exit"
+    assert _value(row, "clock_gain") > 0
 
 
 def test_one_image_leaves_where_its_entropy_says_and_costs_no_more() -> None:
@@ -205,6 +243,20 @@ def test_claims_follow_the_schema_and_name_thresholds_that_are_recorded() -> Non
     assert bounds["short-accuracy"].minimum == 98.4
     assert bounds["short-macs"].maximum == 300000
     assert bounds["paper-accuracy"].minimum == 99.2
+
+
+def test_a_row_has_every_metric_that_claims_on_its_network_name(trained: Tuple[Path, Row]) -> None:
+    names = {metric.name for metric in trained[1].metrics}
+    claims = load_claims(EXPERIMENTS / "branchynet" / "claims.toml", ROWS.spec())
+    asked = {
+        selection.metric
+        for claim in claims
+        for selection in claim.selections
+        if selection.where["net"] == "b-lenet"
+    }
+
+    assert len(asked) > 10
+    assert asked <= names
 
 
 def test_profiles_are_as_promised() -> None:

@@ -91,6 +91,13 @@ def test_outages_are_of_each_view_of_the_last_ones_and_of_the_worst(
     assert _values(row, "cameras_local_accuracy")[0] == pytest.approx(min(own)), "max of one is it"
 
 
+def test_a_row_has_every_metric_that_claims_name(tiles: Tuple[Path, Row]) -> None:
+    names = {metric.name for metric in tiles[1].metrics}
+    claims = load_claims(EXPERIMENTS / "ddnn" / "claims.toml", ROWS.spec())
+
+    assert {selection.metric for claim in claims for selection in claim.selections} <= names
+
+
 def _archive(folder: Path) -> Path:
     random = np.random.RandomState(0)
     classes = random.randint(0, 3, 60)
@@ -139,6 +146,11 @@ def test_cameras_that_miss_objects_train_too(tmp_path: Path) -> None:
     assert "cameras, ATTENTION-MP" in row.facts["variant"]
     assert row.facts["policy_ran"] == "entropy-normalised:1"
     assert row.metric("outage_cloud_accuracy") is None
+    assert row.facts["split"]["test"] == 20
+    assert row.facts["split"]["test_whole"] is False, "the set has 300"
+    for limit in ("300", "0"):
+        whole = ROWS.run(tmp_path / limit, *words, "outages=false", f"test_limit={limit}")
+        assert whole.facts["split"]["test_whole"] is True
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Tuple
+from typing import List, Tuple
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from one_row import EXPERIMENTS, Rows
 from narrowgauge_contract.claims import load_claims
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_contract.outcome import Row
+from narrowgauge_lab import precision, torch_compat
 from narrowgauge_lab.anytime.systems.sact import AdaptiveResNet
 from narrowgauge_lab.measure.cost import count
 from narrowgauge_scores.side_file import read_logits
@@ -87,6 +88,42 @@ def test_sparse_is_checked_and_timed(trained: Tuple[Row, Path]) -> None:
     assert sizes.values[0] < sizes.values[1] == pytest.approx(_last(row, "needed_macs"))
 
 
+def test_the_clock_says_what_it_timed(trained: Tuple[Row, Path]) -> None:
+    facts = trained[0].facts
+
+    assert facts["clock_images"] == [min(batch, 32) for batch in facts["clock_batches"]]
+    if torch_compat.threads_may_change():
+        assert facts["clock_threads"] == 1
+    for share, block in zip(facts["batch1_dense_from"], range(3)):
+        measured = _last(trained[0], f"batch1_block{block}_break_even") / 100.0
+        assert share == 2.0 or share == pytest.approx(measured)
+
+
+def test_the_clock_counts_images_and_computes_in_full_precision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """More than there are cannot be timed; and answers in TF32 would not agree."""
+    if "bf16" not in precision.available(torch.device("cpu")):
+        pytest.skip("no autocast to bf16 here")
+    clock = _ROWS.module("clock")
+    entered: List[str] = []
+    enter = precision.enter
+
+    def noting(name: str, device: torch.device) -> precision.Mode:
+        entered.append(name)
+        return enter(name, device)
+
+    monkeypatch.setattr(clock.precision, "enter", noting)
+    before = torch.get_num_threads()
+
+    row = _ROWS.run(tmp_path, "clock_batch=40", "resolutions=", "maps=0", "precision=bf16")
+
+    assert row.facts["clock_batches"] == [40]
+    assert row.facts["clock_images"] == [32]
+    assert entered[-2:] == ["fp32", "bf16"]
+    assert torch.get_num_threads() == before
+
+
 def test_weights_of_a_row_are_taken_by_another(trained: Tuple[Row, Path], tmp_path: Path) -> None:
     row, folder = trained
 
@@ -107,8 +144,14 @@ def test_other_kinds_are_rows_too(kind: str, tmp_path: Path) -> None:
     row = _ROWS.run(tmp_path, f"kind={kind}", "resolutions=", "save_weights=false")
 
     assert row.validity.valid, row.validity.reasons
-    share = _last(row, "share_of_plain")
-    assert share == 100.0 if kind == "plain" else share > 0
+    share, units = _last(row, "share_of_plain"), row.metric("active_share")
+    assert units is not None
+    if kind == "plain":
+        assert (share, set(units.values)) == (100.0, {100.0})
+    else:
+        # Two of three blocks' units run for all images; heads are counted beside what is needed.
+        assert max(units.values) == 100.0
+        assert sum(units.values) / len(units.values) - 1 < share < 110.0
     assert (row.metric("ponder_loss") is None) == (kind == "plain")
     assert row.metric("sparse_speedup") is None
 

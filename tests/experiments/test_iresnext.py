@@ -10,6 +10,7 @@ import pytest
 import torch
 from one_row import EXPERIMENTS, Rows
 
+from narrowgauge_contract.claims import load_claims
 from narrowgauge_contract.errors import UsageError
 from narrowgauge_contract.outcome import Row
 from narrowgauge_contract.spec import load_toml
@@ -50,6 +51,9 @@ def test_the_published_form_by_all_exits(tmp_path: Path) -> None:
         assert accuracy == pytest.approx(_values(row, f"exit{exit}_test_accuracy")[-1])
     macs = [_values(row, f"exit{exit}_macs")[0] for exit in range(8)]
     assert _values(row, "exit7_cumulative_macs")[0] == sum(macs)
+    claims = load_claims(EXPERIMENTS / "iresnext" / "claims.toml", ROWS.spec())
+    asked = {selection.metric for claim in claims for selection in claim.selections}
+    assert asked <= {metric.name for metric in row.metrics}
     run = read_logits(tmp_path / "row-0" / LOGITS_FILE)
     assert run.test.logits.shape == (8, 40, 10)
     assert (run.family, run.exit_names[0]) == ("iresnext", "1 of 8 branches")
