@@ -33,7 +33,8 @@ class Line:
         self._guard = threading.Lock()
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._server.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def __enter__(self) -> Line:
         return self
@@ -45,6 +46,10 @@ class Line:
         trace: TracebackType | None,
     ) -> None:
         self.refusing = True
+        # Closing alone does not end a wait for a connection: where that is begun again (after a
+        # stop, say), it is for whatever has the descriptor's number by then, as the next line has.
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()
         self._server.close()
         self.cut()
 

@@ -68,8 +68,8 @@ class HereStarter:
 class FleetStarter:
     """Over boards: one run at a time on each device, and the next point to whichever is free.
 
-    A device that cannot go on (its board is away, or busy) does no more of this sweep; what it had
-    not begun goes to the others.
+    A device that cannot go on (its board is away, busy, or takes no data) does no more of this
+    sweep; what it had not begun goes to the others.
     """
 
     world: World
@@ -90,7 +90,7 @@ class FleetStarter:
         from narrowgauge.fleet.ready import bring_data
         from narrowgauge.launch_fleet import run_fleet
 
-        bring_data(self.world, self.fleet, jobs, self.data)
+        self.fleet, problems = bring_data(self.world, self.fleet, jobs, self.data)
         fleet = dataclasses.replace(self.fleet, jobs=(tuple(jobs),), spread=True)
         done = run_fleet(
             self.world, fleet, store=self.store, data=self.data, wait=self.wait,
@@ -99,9 +99,12 @@ class FleetStarter:
         lost = {(seat.board.name, seat.device) for seat in done.lost}
         left = [each for each in fleet.seats if (each.board.name, each.device) not in lost]
         self.fleet = dataclasses.replace(self.fleet, seats=tuple(left))
+        problems += done.problems
         if done.stopped:
+            for problem in problems:
+                self.reporter.note("error: " + str(problem).replace("\n", "\n  "))
             raise Interrupted("stopped")
-        return done.problems
+        return problems
 
     def attach(self, folder: RunFolder) -> Record:
         return attach_to(self.world, folder, wait=self.wait, reporter=self.reporter)

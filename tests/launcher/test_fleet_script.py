@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import io
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from launching import Quiet, tiny_job
 
+from narrowgauge import launch_fleet
+from narrowgauge.checkout import find_checkout
 from narrowgauge.cli.app import run_program
-from narrowgauge.errors import Busy, DataCorrupt, NarrowgaugeError
-from narrowgauge.fleet.errors import BoardUnfit, LinkCut
+from narrowgauge.errors import Busy, DataCorrupt, Interrupted, NarrowgaugeError
+from narrowgauge.fleet import ready, sending
+from narrowgauge.fleet.errors import BoardUnfit, BoardUnreachable, LinkCut
 from narrowgauge.fleet.facts import Questions, ask_board
 from narrowgauge.fleet.hosts import Board
 from narrowgauge.fleet.leases import taken_error
 from narrowgauge.fleet.link import Channel, Link
+from narrowgauge.fleet.ready import Fleet
+from narrowgauge.fleet.seat import Seat
 from narrowgauge.fleet.sending import sha256_bytes
+from narrowgauge.launch import World
+from narrowgauge.launch_fleet import Finished
+from narrowgauge.launch_sweep import FleetStarter
+from narrowgauge.machine import probe_host
+from narrowgauge.store import Store
+from narrowgauge.targets import load_targets
+from narrowgauge_contract.datasets import FlatFile
 from narrowgauge_contract.errors import ExitCode
+from narrowgauge_contract.record import ImageFacts
 
 ROOT = Path(__file__).parents[2]
+TARGETS = load_targets(ROOT / "docker" / "targets.toml")
 IMAGE = "sha256:" + "a" * 64
 
 #: What an engine says, as far as the script asks.
@@ -100,6 +117,22 @@ def _run(link: Link, words: list[str], payload: bytes = bytes(10240)) -> list[st
     return found
 
 
+def _words_of_another(words: list[str]) -> list[str]:
+    """The words of another run on the same board."""
+    return [words[0][:-3] + "two", "other", *words[2:]]
+
+
+def _take_in(channel: Channel, until: str) -> list[tuple[str, str]]:
+    """Its answers, to the one that is waited for."""
+    found = []
+    for answer in channel.read():
+        channel.answers.body(answer)
+        found.append((answer.word, answer.text))
+        if answer.word == until:
+            break
+    return found
+
+
 def test_image_and_files_are_asked_for_by_the_way(link: Link, tmp_path: Path) -> None:
     (tmp_path / "ng/data/mnist").mkdir(parents=True)
     (tmp_path / "ng/data/mnist/here").write_bytes(bytes(70))
@@ -156,6 +189,119 @@ def test_a_connection_that_may_be_gone_is_not_used(
     assert _run(link, words)[-1] == "bye"
     assert link.calls == 2
     assert waiting._process.poll() is not None
+
+
+ADDED = "Warning: Permanently added the ED25519 host key for IP address '10.0.0.7' to the list."
+BANNER = "Unauthorized access is prohibited: permission denied to all others"
+DENIED = "lab@orin.lab: Permission denied (publickey)."
+
+
+@pytest.mark.parametrize("said", [ADDED, BANNER, DENIED])
+def test_a_connection_that_has_answered_was_made_whatever_was_said(
+    link: Link, engine: Path, said: str
+) -> None:
+    """A command that followed on it may have begun: the same job is not for another board."""
+    gone = "sh -c \"$last\" | sed '/^@ng ready/q'; exit 255"
+    _program(engine, "ssh", f'#!/bin/sh\necho "{said}" >&2\nfor last; do :; done\n{gone}\n')
+    ask_board(link, Questions())
+    with link.open("have", ["x"]) as channel:
+        assert channel.followed
+        with pytest.raises(LinkCut) as cut:
+            _take_in(channel, "never")
+        error = channel.failure(cut.value)
+
+    assert isinstance(error, LinkCut)
+    assert error.what == "the connection to the board orin is cut"
+
+
+@pytest.mark.parametrize(("said", "made"), [(ADDED, True), (BANNER, True), (DENIED, False)])
+def test_where_nothing_was_answered_only_ssh_s_own_words_prove_that_nothing_began(
+    link: Link, engine: Path, said: str, made: bool
+) -> None:
+    _program(engine, "ssh", f'#!/bin/sh\necho "{said}" >&2\nexit 255\n')
+    with pytest.raises(BoardUnreachable, match="does not answer by ssh") as raised:
+        link.call("have", ["x"])
+
+    assert isinstance(raised.value, LinkCut) == made
+
+
+def test_each_command_reads_the_clock_anew(link: Link, engine: Path) -> None:
+    """A link lives as long as a sweep: the surest reading may be of hours ago."""
+    link.call("have", [])
+    first = link.clock
+    _program(engine, "date", "#!/bin/sh\nsleep 0.3\nexec /bin/date --date '100 seconds' \"$@\"\n")
+    link.call("have", [])
+
+    assert first is not None
+    assert link.clock is not None
+    assert abs(first.skew_s) < 5
+    assert link.clock.bound_s >= 0.15
+    assert 95 < link.clock.skew_s < 105
+
+
+@pytest.fixture
+def asking(words: list[str], engine: Path) -> Iterator[Path]:
+    """Another run left its name, so a run asks the engine, which answers once this is there."""
+    Path(words[3], "narrowgauge.lock").write_text("another\n")
+    (engine / "run").touch()
+    wait = 'until [ -e "$FAKE_ENGINE/answer" ]; do sleep 0.02; done; cat "$FAKE_ENGINE/ps" ;;'
+    count = '"run "*) echo x >>"$FAKE_ENGINE/run" ;;'
+    _program(engine, "docker", DOCKER.replace('cat "$FAKE_ENGINE/ps" ;;', f"{wait}\n{count}"))
+    yield engine / "answer"
+    (engine / "answer").touch()
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_run_that_is_said_again_while_it_asks_is_started_once(
+    link: Link, words: list[str], engine: Path, asking: Path
+) -> None:
+    """Its connection was cut before it had made sure that nothing else runs."""
+    with link.open("run", words) as first, link.open("run", words) as second:
+        first.send(bytes(10240))
+        first.finish()
+        _until((Path(words[0]) / "out").exists)
+        second.send(bytes(10240))
+        assert (engine / "run").read_text() == ""
+        asking.touch()
+        again = _take_in(second, "bye")
+
+    assert (engine / "run").read_text() == "x\n"
+    assert ("ended", "0 false none") in again
+    assert "started" in [word for word, _ in again]
+    assert Path(words[3], "narrowgauge.lock").read_text() == ""
+
+
+def test_a_run_that_is_watched_for_while_it_asks_is_there(
+    link: Link, words: list[str], asking: Path
+) -> None:
+    with link.open("run", words) as first:
+        first.send(bytes(10240))
+        first.finish()
+        _until((Path(words[0]) / "out").exists)
+        with link.open("watch", [*words[:4], "one", "0", "0"]) as watch:
+            asking.touch()
+            found = [word for word, _ in _take_in(watch, "bye")]
+
+    assert "nothing" not in found
+    assert "started" in found
+
+
+def test_a_run_that_finds_another_leaves_nothing_of_its_own(
+    link: Link, words: list[str], engine: Path, asking: Path
+) -> None:
+    (engine / "ps").write_text("other all\n")
+    asking.touch()
+    with pytest.raises(Busy, match="measuring other"):
+        _run(link, words)
+
+    assert not Path(words[0]).exists()
+    assert Path(words[3], "narrowgauge.lock").read_text() == "another\n"
 
 
 def test_words_of_any_kind_arrive_as_they_are(link: Link, tmp_path: Path) -> None:
@@ -216,10 +362,12 @@ def test_an_engine_that_is_lost_leaves_the_name_in_the_lease(
     assert json.loads(lock.read_text())["run_id"] == "one"
     (engine / "wait").write_text("0\n")
     (engine / "ps").write_text("one all\n")
+    other = _words_of_another(words)
     with pytest.raises(Busy, match="measuring one, and nobody holds its lease"):
-        _run(link, words)
+        _run(link, other)
+    assert not Path(other[0]).exists()
     (engine / "ps").write_text("")
-    assert _run(link, words)[0:2] == ["left", "cache"]
+    assert _run(link, other)[0:2] == ["left", "cache"]
     assert lock.read_text() == ""
 
 
@@ -336,6 +484,112 @@ def test_room_is_that_of_the_folder_below_home(
     assert (engine / "df").read_text() == f"{tmp_path}/ng\n"
     assert state.home == str(tmp_path)
     assert state.files == {"mnist/x": ("-", "0")}
+
+
+TOY = bytes(range(70))
+
+
+@dataclass
+class Sweeping:
+    """A sweep over boards whose runs are not run: `starter`, and the boards that each batch got."""
+
+    starter: FleetStarter
+    links: dict[str, Link]
+    said: list[str]
+    batches: list[list[str]]
+    done: Finished
+
+    def start(self) -> list[str]:
+        """One batch; what is said of its problems."""
+        job = dataclasses.replace(tiny_job(), data_sets=("toy",))
+        return [str(problem) for problem in self.starter([job], lambda folder, record: None)]
+
+
+@pytest.fixture
+def sweeping(link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweeping:
+    """Over the boards `a`, and `b` whose folder for data cannot be made."""
+    said: list[str] = []
+    batches: list[list[str]] = []
+    done = Finished()
+    links, seats = {}, []
+    for name in ("a", "b"):
+        board = Board(name, f"{name}.lab", data=str(tmp_path / name))
+        links[name] = Link(board, link.env)
+        state = ask_board(links[name])
+        image = ImageFacts("x", "sha256:x", "made here", None, "c" * 16)
+        seats.append(Seat(board, "all", state, TARGETS["cpu"], image, IMAGE))
+        links[name].calls = 0
+    (tmp_path / "b").touch()
+    (tmp_path / "here/toy").mkdir(parents=True)
+    (tmp_path / "here/toy/x").write_bytes(TOY)
+    files = {"toy/x": FlatFile("x", (70,), sha256_bytes(TOY))}
+    monkeypatch.setattr(sending, "data_files", lambda names: files if list(names) else {})
+    monkeypatch.setattr(ready, "fetch_data", lambda world, jobs, data: None)
+
+    def run_fleet(world: World, fleet: Fleet, **words: object) -> Finished:
+        batches.append([seat.board.name for seat in fleet.seats])
+        return done
+
+    monkeypatch.setattr(launch_fleet, "run_fleet", run_fleet)
+    world = World(find_checkout(ROOT, ROOT), link.env, probe_host(), said.append)
+    fleet = Fleet(links, tuple(seats), ((),), True, dict.fromkeys(links, frozenset()))
+    starter = FleetStarter(
+        world, fleet, Store(tmp_path / "results"), tmp_path / "here", False, Quiet(), io.StringIO(),
+        "cpu",
+    )  # fmt: skip
+    return Sweeping(starter, links, said, batches, done)
+
+
+def test_data_are_sent_once_and_a_board_that_takes_none_is_left(
+    sweeping: Sweeping, tmp_path: Path
+) -> None:
+    problems = sweeping.start()
+    sent = sweeping.links["a"].calls
+    again = sweeping.start()
+
+    assert len(problems) == 1
+    assert "board b" in problems[0]
+    assert again == []
+    assert sweeping.batches == [["a"], ["a"]]
+    assert (tmp_path / "a/data/toy/x").read_bytes() == TOY
+    assert sent == 2  # what is there, and the file
+    assert sweeping.links["a"].calls == sent
+    assert len([text for text in sweeping.said if text.startswith("a: sending")]) == 1
+    assert sweeping.starter.most > 0
+
+
+def test_data_that_came_since_the_board_was_asked_are_not_sent(
+    sweeping: Sweeping, tmp_path: Path
+) -> None:
+    (tmp_path / "a/data/toy").mkdir(parents=True)
+    (tmp_path / "a/data/toy/x").write_bytes(TOY)
+    sweeping.start()
+
+    assert sweeping.links["a"].calls == 1
+    assert not [text for text in sweeping.said if text.startswith("a: sending")]
+
+
+def test_where_no_board_takes_data_the_sweep_has_no_more_places(sweeping: Sweeping) -> None:
+    starter = sweeping.starter
+    starter.fleet = dataclasses.replace(starter.fleet, seats=starter.fleet.seats[1:])
+
+    assert len(sweeping.start()) == 1
+    assert starter.most == 0
+
+
+def test_a_sweep_that_is_stopped_says_what_else_was_wrong(sweeping: Sweeping) -> None:
+    sweeping.done.problems.append(Busy("the board a is measuring", next_step="wait"))
+    sweeping.done.stopped = True
+    with pytest.raises(Interrupted):
+        sweeping.start()
+    reporter = sweeping.starter.reporter
+
+    assert isinstance(reporter, Quiet)
+    assert [note.splitlines()[0] for note in reporter.notes][1:] == [
+        "error: the board a is measuring"
+    ]
+    assert "board b" in reporter.notes[0]
+    assert "next: wait" in reporter.notes[1]
 
 
 class Typed:

@@ -262,16 +262,23 @@ release() {
 run() {
     home=$1 name=$2 device=$3 leases=$4 holder=$5 image=$6 cache=$7 size=$8 sum=$9
     shift 10
+    # There before any question, which may take long: to whoever asks, this run is about to start.
+    said=$({ mkdir -p "$home" && mkdir "$home/out"; } 2>&1) || {
+        [ ! -d "$home/out" ] || { again && return; }
+        room "$said"
+        fail folder "$said"
+    }
+    trap 'rm -rf "$home/out" "$home/beginning"; rmdir "$home" 2>/dev/null' EXIT
+    said=$({ echo "$$ $(born $$)" >"$home/beginning"; } 2>&1) || {
+        room "$said"
+        fail folder "$said"
+    }
     take "$device"
     left=$(cat "$lock")
     [ -z "$left" ] || say "left $left"
     # A name in any lease here: of a run that goes on, or that did not end in order.
     [ -z "$(cat "$leases"/narrowgauge*.lock 2>/dev/null)" ] || nothing_else_runs "$device"
-    said=$({ mkdir -p "$home/out" && echo "$$ $(born $$)" >"$home/beginning"; } 2>&1) || {
-        rm -rf "$home"
-        room "$said"
-        fail folder "$said"
-    }
+    trap - EXIT
     : >"$home/beat"
     printf '%s' "$holder" | overwrite "$lock"
     docker volume inspect "$cache" >/dev/null 2>&1 && say 'cache warm' || say 'cache cold' &
@@ -311,6 +318,12 @@ run() {
     follow 0
     report ''
     release
+}
+
+# Said again, since its connection was cut: the first may go on, and is watched in place of a second.
+again() {
+    timeout $((60 + size / 50000)) head -c "$size" <&3 >/dev/null
+    watch "$home" "$name" "$device" "$leases" "${home##*/}" 0 0
 }
 
 # born PID: when it was started, as the kernel counts: with its number the name of one process.

@@ -29,6 +29,7 @@ __all__ = [
     "board_said",
     "never_connected",
     "ssh_error",
+    "tail",
 ]
 
 
@@ -82,22 +83,26 @@ _ADVICE = (
 )
 
 
-#: Parts of what ssh says where no command can have been started.
-_NEVER = (
-    "host key",
-    "host identification",
-    "could not resolve",
-    "permission denied",
-    "connect to host",
-    "kex_exchange_identification",
-    "banner exchange",
+#: Lines of ssh's own where no command can have been started. A board's banner is said there too,
+#: and so is a warning of a host key that was added: those say nothing of the kind.
+_NEVER = re.compile(
+    r"^(?:host key verification failed"
+    r"|no \S+ host key is known for "
+    r"|@? *warning: remote host identification has changed"
+    r"|ssh: could not resolve hostname "
+    r"|(?:ssh: )?connect to host "
+    r"|unable to negotiate with "
+    r"|(?:kex|ssh)_exchange_identification: "
+    r"|banner exchange: "
+    r"|connection timed out during banner exchange"
+    r"|(?:\S+: )?permission denied \()",
+    re.IGNORECASE | re.MULTILINE,
 )
 
 
 def never_connected(said: str) -> bool:
     """Whether ssh said that it made no connection; one that was cut may have begun a run."""
-    lowered = said.lower()
-    return any(part in lowered for part in _NEVER)
+    return _NEVER.search(said) is not None
 
 
 def ssh_error(name: str, login: str, said: str) -> NarrowgaugeError:
@@ -117,7 +122,7 @@ def ssh_error(name: str, login: str, said: str) -> NarrowgaugeError:
     if "host key verification failed" in lowered or "host key is known" in lowered:
         return HostKeyRefused(
             f"the host key of the board {name} is not known here",
-            why=_last(said),
+            why=tail(said),
             next_step=f"ssh {login} once, and compare the fingerprint it shows with the board's"
             " own: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
         )
@@ -126,7 +131,7 @@ def ssh_error(name: str, login: str, said: str) -> NarrowgaugeError:
     )
     return BoardUnreachable(
         f"the board {name} does not answer by ssh",
-        why=_last(said),
+        why=tail(said),
         next_step=advice.format(login=login),
     )
 
@@ -168,5 +173,6 @@ def board_said(name: str, kind: str, text: str) -> NarrowgaugeError:
     return BoardUnfit(f"the board {name} could not do its part ({kind})", why=text)
 
 
-def _last(said: str) -> str:
+def tail(said: str) -> str:
+    """The last lines of what was said: the cause is among them."""
     return "\n".join(said.strip().splitlines()[-3:])

@@ -29,6 +29,7 @@ from narrowgauge.fleet.errors import (
     board_said,
     never_connected,
     ssh_error,
+    tail,
 )
 from narrowgauge.fleet.hosts import Board
 from narrowgauge.fleet.protocol import Answer, Answers
@@ -150,6 +151,9 @@ class Channel:
             return cut  # closed from here meanwhile
         board = self._link.board
         if status == SSH_FAILED:
+            if self.answers.heard:  # whatever else was said since the connection was made
+                what = f"the connection to the board {board.name} is cut"
+                return LinkCut(what, why=tail(said) or cut.what)
             # Only what says that no connection was made proves that nothing runs there.
             error = ssh_error(board.name, board.login, said or cut.what)
             return error if never_connected(said) else LinkCut(error.what, why=error.why)
@@ -175,8 +179,8 @@ class Channel:
 
 @dataclass
 class Link:
-    """How one board is reached. `calls` counts the commands that were sent; `clock` is the surest
-    reading of the board's clock so far."""
+    """How one board is reached. `calls` counts the commands that were sent; `clock` is the last
+    command's reading of the board's clock."""
 
     board: Board
     env: Mapping[str, str]
@@ -304,14 +308,13 @@ class Link:
         return found
 
     def compare_clock(self, asked: float, there: str) -> None:
-        """Take note of what the board's clock showed, between the moment `asked` and this one.
+        """Take note of what the board's clock showed, between the moment `asked` and this one. A
+        surer reading of an earlier command is not kept: a sweep lasts hours, and clocks drift.
         Raises BoardUnfit where that is no number."""
         try:
-            found = Clock.between(asked, float(there), now())
+            self.clock = Clock.between(asked, float(there), now())
         except ValueError as error:
             raise board_said(self.board.name, "date", f"its clock reads {there!r}") from error
-        if self.clock is None or found.bound_s < self.clock.bound_s:
-            self.clock = found
 
     def raise_if_failed(self, answer: Answer) -> None:
         """Raise the error of a `fail`."""

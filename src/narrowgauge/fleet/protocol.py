@@ -38,6 +38,8 @@ class Answers:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
+        #: Whether anything has come: only over a connection can it.
+        self.heard = False
 
     def __iter__(self) -> Iterator[Answer]:
         while True:
@@ -48,6 +50,7 @@ class Answers:
 
     def next(self) -> Answer:
         line = self._stream.readline()
+        self.heard = self.heard or bool(line)
         if not line.endswith(b"\n"):
             # What was cut off is not an event and not an answer.
             raise LinkCut("the connection ended in the middle")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from narrowgauge.catalog import load_experiment
-from narrowgauge.errors import NotApplicableError
+from narrowgauge.errors import NarrowgaugeError, NotApplicableError
 from narrowgauge.fleet.clock import require_clock
 from narrowgauge.fleet.facts import (
     BoardState,
@@ -43,12 +43,13 @@ R = TypeVar("R")
 @dataclass(frozen=True)
 class Fleet:
     """Boards that are ready: their links and seats, and the jobs, one list for each seat; with
-    `spread`, one list for all."""
+    `spread`, one list for all. `brought`: by board, the data sets that are on it."""
 
     links: Mapping[str, Link]
     seats: tuple[Seat, ...]
     jobs: tuple[tuple[Job, ...], ...]
     spread: bool
+    brought: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def asked(self) -> int:
@@ -117,22 +118,46 @@ def prepare_fleet(
     for each in seats[:1] if spread else seats:
         jobs = planned if not lists else plan_jobs(spec, read, NATIVE)
         lists.append(tuple(dataclasses.replace(job, target=each.target.name) for job in jobs))
-    return Fleet(links, seats, tuple(lists), spread)
+    there = frozenset(_data_sets(planned))
+    return Fleet(links, seats, tuple(lists), spread, {board.name: there for board in boards})
 
 
-def bring_data(world: World, fleet: Fleet, jobs: Sequence[Job], data: Path) -> None:
-    """What jobs need besides those that the boards were prepared for."""
+def bring_data(
+    world: World, fleet: Fleet, jobs: Sequence[Job], data: Path
+) -> tuple[Fleet, list[NarrowgaugeError]]:
+    """What jobs need besides what was brought before. Gives the fleet without the boards to which
+    it could not be brought, and why; raises what keeps it from being had on this host."""
     names = _data_sets(jobs)
-    if not names:
-        return
-    fetch_data(world, jobs, data)
     seats = {seat.board.name: seat for seat in fleet.seats}
+    lack = {
+        name: [each for each in names if each not in fleet.brought.get(name, ())] for name in seats
+    }
+    if not any(lack.values()):
+        return fleet, []
+    fetch_data(world, jobs, data)
 
-    def bring(seat: Seat) -> None:
-        link = fleet.links[seat.board.name]
-        send_data(link, names, data, f"{seat.data_folder}/data", world.say, seat.state.files)
+    def bring(name: str) -> NarrowgaugeError | None:
+        folder = f"{seats[name].data_folder}/data"
+        try:
+            # What it answered at first may be of hours ago, so it is asked again.
+            send_data(fleet.links[name], lack[name], data, folder, world.say, {})
+        except NarrowgaugeError as error:
+            return error
+        return None
 
-    _all_at_once(bring, list(seats.values()))
+    wanting = [name for name in seats if lack[name]]
+    failed = {
+        name: error
+        for name, error in zip(wanting, _all_at_once(bring, wanting), strict=True)
+        if error is not None
+    }
+    left = tuple(seat for seat in fleet.seats if seat.board.name not in failed)
+    brought = {
+        name: fleet.brought.get(name, frozenset()) | set(lack[name])
+        for name in seats
+        if name not in failed
+    }
+    return dataclasses.replace(fleet, seats=left, brought=brought), list(failed.values())
 
 
 def fetch_data(world: World, jobs: Sequence[Job], data: Path) -> None:
