@@ -19,8 +19,10 @@ from narrowgauge import launch_fleet
 from narrowgauge.checkout import find_checkout
 from narrowgauge.cli.app import run_program
 from narrowgauge.errors import Busy, DataCorrupt, Interrupted, NarrowgaugeError
+from narrowgauge.executors.base import Handle
+from narrowgauge.executors.ssh import SshExecutor
 from narrowgauge.fleet import ready, sending
-from narrowgauge.fleet.errors import BoardUnfit, BoardUnreachable, LinkCut
+from narrowgauge.fleet.errors import BoardUnfit, BoardUnreachable, HostKeyRefused, LinkCut
 from narrowgauge.fleet.facts import Questions, ask_board
 from narrowgauge.fleet.hosts import Board
 from narrowgauge.fleet.leases import taken_error
@@ -28,6 +30,7 @@ from narrowgauge.fleet.link import Channel, Link
 from narrowgauge.fleet.ready import Fleet
 from narrowgauge.fleet.seat import Seat
 from narrowgauge.fleet.sending import sha256_bytes
+from narrowgauge.fleet.watching import Arrival
 from narrowgauge.launch import World
 from narrowgauge.launch_fleet import Finished
 from narrowgauge.launch_sweep import FleetStarter
@@ -640,3 +643,23 @@ def test_a_board_without_the_device_is_not_added(
     assert "no device 'gpu0'" in said
     assert not typed.file.exists()
     assert engine.exists()
+
+
+@pytest.mark.parametrize("kind", [BoardUnreachable, HostKeyRefused])
+def test_a_run_that_perhaps_goes_on_is_nobody_elses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: type[NarrowgaugeError]
+) -> None:
+    """The board cannot be asked: were that an error, its job would be given to another one."""
+    executor = object.__new__(SshExecutor)
+    executor._arrivals = {"r": Arrival(tmp_path)}
+    said: list[str] = []
+
+    def refuse(*given: object) -> None:
+        raise kind("the board does not let us in")
+
+    monkeypatch.setattr(executor, "_resume", refuse)
+    executor._say = said.append
+
+    executor._recover(Handle(1, "ssh", "r", {}), LinkCut("cut"))
+
+    assert said == ["r: the connection was cut as it began; perhaps it goes on"]

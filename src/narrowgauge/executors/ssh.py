@@ -32,7 +32,7 @@ from narrowgauge.executors.base import (
     save,
 )
 from narrowgauge.fleet.clock import Clock, require_clock
-from narrowgauge.fleet.errors import BoardUnreachable, LinkCut
+from narrowgauge.fleet.errors import BoardUnreachable, HostKeyRefused, LinkCut
 from narrowgauge.fleet.guard import Guards
 from narrowgauge.fleet.leases import holder_text, left_note
 from narrowgauge.fleet.link import Link, Patience
@@ -292,7 +292,7 @@ class SshExecutor:
         arrival = self._arrivals[handle.run_id]
         try:
             self._resume(handle, arrival).until_started()
-        except (BoardUnreachable, Interrupted) as error:
+        except (BoardUnreachable, HostKeyRefused, Interrupted) as error:
             if arrival.code == "gone":
                 raise cut from error
             # Nobody knows, so its folder and handle must stay: whoever watches it finds out.
