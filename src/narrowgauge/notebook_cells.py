@@ -219,7 +219,26 @@ panel.legend()
 picture.suptitle(drawing.title)
 plt.show()"""
 
+_ANYTIME = """
+import re
+
+numbers = sorted(int(name[4:-9]) for name in recorded if re.fullmatch(r"exit[0-9]+_accuracy", name))
+picture, panel = plt.subplots(figsize=(7, 4.5))
+for label, rows in shown.items():
+    found = [(figures(rows, f"exit{n}_macs"), figures(rows, f"exit{n}_accuracy")) for n in numbers]
+    points = [(median(macs) / 1e6, median(right)) for macs, right in found if macs and right]
+    if points:
+        panel.step(*zip(*points), where="post", marker="o", label=label)
+panel.set_xscale("log")
+panel.set_xlabel("million multiply-accumulates per image")
+panel.set_ylabel("test accuracy (%)")
+if panel.lines:
+    panel.legend()
+picture.suptitle(drawing.title)
+plt.show()"""
+
 PICTURES = {
+    "anytime": _ANYTIME,
     "curve": _CURVE,
     "bar": _BAR,
     "confusion": _CONFUSION,
