@@ -41,7 +41,24 @@ class Subject:
         with torch.no_grad():
             logits = torch.stack(self.net(self.images))
         shares = [share * (1 - share) ** number for number in range(exits)]
-        return for_shares(_rule(kind), logits, shares)
+        return _between(for_shares(_rule(kind), logits, shares), logits)
+
+
+def _between(policy: Threshold, logits: torch.Tensor) -> Threshold:
+    """The same images leave, by thresholds half-way to the next one that stays: compaction computes
+    in other batch sizes, and so in other orders, and nobody may stand on a threshold."""
+    here = torch.arange(logits.shape[1])
+    moved = list(policy.thresholds)
+    for number, limit in enumerate(moved[: logits.shape[0] - 1]):
+        measured = policy.measure(logits[number]).double().cpu()[here]
+        leave = measured < limit if policy.below else measured >= limit
+        going, staying = measured[leave], measured[~leave]
+        if going.numel() and staying.numel():
+            surest = going.max() if policy.below else going.min()
+            next_one = staying.min() if policy.below else staying.max()
+            moved[number] = float((surest + next_one) / 2)
+        here = here[~leave]
+    return policy.with_thresholds(moved)
 
 
 def subject(parameters: Parameters, device: torch.device, seed: int, batch: int) -> Subject:

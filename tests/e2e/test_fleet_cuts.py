@@ -64,12 +64,12 @@ def board(made: LabBoard) -> Iterator[LabBoard]:
 
 @pytest.fixture
 def slow_docker(made: LabBoard) -> Iterator[None]:
-    """The board's `docker run` takes a second and a half."""
+    """The board's `docker run` takes four seconds."""
     fake = made.folder / "slow"
     fake.mkdir(exist_ok=True)
     docker = shutil.which("docker")
     (fake / "docker").write_text(
-        f'#!/bin/sh\n[ "$1" != run ] || sleep 1.5\nexec {docker} "$@"\n', encoding="utf-8"
+        f'#!/bin/sh\n[ "$1" != run ] || sleep 4\nexec {docker} "$@"\n', encoding="utf-8"
     )
     (fake / "docker").chmod(0o755)
     made.stop_sshd()
@@ -180,7 +180,7 @@ def test_a_command_that_died_before_the_container_leaves_nothing(
     assert not list(there.session.store.all())
     assert not home.exists()
     # The `docker run` it had begun comes a moment later, finds its folder gone, and is refused.
-    time.sleep(2)
+    time.sleep(4.5)
     assert left_on(board) == NOTHING
 
 

@@ -335,3 +335,17 @@ def test_kept_deadlines_are_x() -> None:
     assert max(drawn) <= 1.2 * 0.030
     assert drawn == module.spans(times, 100, seed=3)
     assert drawn != module.spans(times, 100, seed=4)
+
+
+@pytest.mark.parametrize("kind", ["entropy", "max-probability"])
+def test_nobody_stands_on_a_threshold(kind: str) -> None:
+    """Another batch size sums in another order: who is as sure as the threshold would waver."""
+    nets = SPEED.module("nets")
+    found = nets.subject({"net": "b-lenet", "width": 1.0, "blocks": 1}, CPU, 0, 64)
+    policy = found.leaving(kind, 0.5)
+    with torch.no_grad():
+        measured = policy.measure(found.net(found.images)[0]).double()
+    limit = policy.thresholds[0]
+
+    assert int((measured < limit).sum()) == 32
+    assert float((measured - limit).abs().min()) > 1e-7
