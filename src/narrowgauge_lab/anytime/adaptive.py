@@ -7,7 +7,8 @@ from typing import Optional
 
 import torch
 
-from narrowgauge_contract.errors import BadValueError
+from narrowgauge_contract.errors import BadValueError, NotApplicableError
+from narrowgauge_lab import torch_compat
 from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
 from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, select
 from narrowgauge_lab.anytime.policies import Memory, Policy
@@ -17,8 +18,8 @@ __all__ = [
     "adaptive",
     "masked",
     "of_nobody",
+    "require_capturable",
     "require_eval",
-    "require_images",
     "stage_macs",
 ]
 
@@ -129,13 +130,21 @@ def require_eval(net: AnytimeNetwork) -> None:
         )
 
 
-def require_images(images: torch.Tensor) -> None:
-    """Raises BadValueError for a batch of none, which nothing can be captured for."""
+def require_capturable(net: AnytimeNetwork, images: torch.Tensor) -> None:
+    """That stages of the network can be captured for such images. Raises what `require_eval`
+    raises, BadValueError for a batch of none, NotApplicableError where there are no CUDA graphs."""
+    require_eval(net)
     if not images.shape[0]:
         raise BadValueError(
             "stages cannot be captured for no image",
             why=f"images {tuple(images.shape)}",
             next_step="capture them for a batch of one or more",
+        )
+    if not torch_compat.graphs_available(images.device):
+        raise NotApplicableError(
+            "stages cannot be captured here",
+            why=f"no CUDA graphs on {images.device} with this torch",
+            next_step="a GPU, and torch 1.10 or later",
         )
 
 

@@ -13,12 +13,10 @@ from typing import List, Tuple
 
 import torch
 
-from narrowgauge_contract.errors import BadValueError, NotApplicableError
-from narrowgauge_lab import torch_compat
+from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab.anytime.adaptive import (
     Adaptive,
-    require_eval,
-    require_images,
+    require_capturable,
     stage_macs,
 )
 from narrowgauge_lab.anytime.costs import ExitCosts
@@ -77,14 +75,7 @@ class BucketedExits:
     def __init__(
         self, net: AnytimeNetwork, images: torch.Tensor, policy: Policy, costs: ExitCosts
     ) -> None:
-        require_eval(net)
-        require_images(images)
-        if not torch_compat.graphs_available(images.device):
-            raise NotApplicableError(
-                "stages cannot be captured here",
-                why=f"no CUDA graphs on {images.device} with this torch",
-                next_step="a GPU, and torch 1.10 or later",
-            )
+        require_capturable(net, images)
         self._net, self._policy, self._costs = net, policy.for_exits(net.exits), costs
         device, self._batch = images.device, images.shape[0]
         rows = self._batch + 1

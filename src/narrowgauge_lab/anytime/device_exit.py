@@ -14,13 +14,12 @@ import torch
 
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
 from narrowgauge_kernels.errors import KernelsError
-from narrowgauge_lab import torch_compat
 from narrowgauge_lab.anytime.adaptive import (
     Adaptive,
     adaptive,
     of_nobody,
+    require_capturable,
     require_eval,
-    require_images,
     stage_macs,
 )
 from narrowgauge_lab.anytime.conditional import Chain, DriverGraphs, why_not
@@ -50,14 +49,7 @@ class CapturedStages:
     def __init__(
         self, net: AnytimeNetwork, images: torch.Tensor, policy: Policy, costs: ExitCosts
     ) -> None:
-        require_eval(net)
-        require_images(images)
-        if not torch_compat.graphs_available(images.device):
-            raise NotApplicableError(
-                "stages cannot be captured here",
-                why=f"no CUDA graphs on {images.device} with this torch",
-                next_step="a GPU, and torch 1.10 or later",
-            )
+        require_capturable(net, images)
         self._net, self._policy, self._costs = net, policy.for_exits(net.exits), costs
         device, batch = images.device, images.shape[0]
         self.images = images.clone()
