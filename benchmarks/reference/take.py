@@ -6,7 +6,8 @@
 
 For hosts without Docker, and for those that are lent in short slices: what is complete is not done
 again, and what was cut off goes on (`python3 -m narrowgauge_lab run --resume`), row by row. Each
-GPU is a lane with its share of the cores; a lane takes the next job of the list when it is free.
+GPU is a lane with its share of the cores; a lane takes the next job of the list when it is free,
+and a run that was cut off goes on in the lane it began in: on another GPU it would be another run.
 
 A list is a TOML file. Its `needs`, if any, names the packages without which its records would lack
 something, by the names they are imported by; where one is missing nothing begins, unless it is said
@@ -54,6 +55,8 @@ GRACE_S = 20.0
 #: No job begins with less time than this left.
 LEAST_S = 30.0
 ENDED = "ended.json"
+#: In a job's folder: the GPU that it began on.
+BEGUN = "begun.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,18 +167,30 @@ class Queue:
         self._alone = False
         self._changed = threading.Condition()
 
-    def take(self) -> Job | None:
-        """The next job, once it may begin; None when none is left, or no time."""
+    def take(self, gpu: str) -> Job | None:
+        """The next job of this lane, once it may begin; None when none is left, or no time."""
         with self._changed:
             while True:
-                if not self._jobs or time.monotonic() > self._options.until - LEAST_S:
+                job = self._next(gpu)
+                if job is None or time.monotonic() > self._options.until - LEAST_S:
                     return None
-                if not self._alone and not (self._jobs[0].alone and self._running):
-                    job = self._jobs.pop(0)
+                if not self._alone and not (job.alone and self._running):
+                    self._jobs.remove(job)
                     self._running += 1
                     self._alone = job.alone
                     return job
                 self._changed.wait(timeout=1.0)
+
+    def _next(self, gpu: str) -> Job | None:
+        """The first job that did not begin in another lane of these; none overtakes what is
+        alone."""
+        lanes = self._options.gpus.split(",")
+        for job in self._jobs:
+            if job.alone or begun_on(self._options.out / job.name) not in lanes:
+                return job
+            if begun_on(self._options.out / job.name) == gpu:
+                return job
+        return None
 
     def give_back(self) -> None:
         """A job has ended."""
@@ -199,13 +214,22 @@ def lane(
 ) -> None:
     """Take jobs for one GPU until none is left."""
     while True:
-        job = queue.take()
+        job = queue.take(gpu)
         if job is None:
             return
         try:
             codes[job.name] = run_job(job, gpu, cores, options)
         finally:
             queue.give_back()
+
+
+def begun_on(folder: Path) -> str | None:
+    """The GPU of a job that was begun; None where it was not."""
+    try:
+        gpu = json.loads((folder / BEGUN).read_text())["gpu"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return str(gpu)
 
 
 def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespace) -> int | None:
@@ -221,6 +245,8 @@ def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespac
         env["CUDA_VISIBLE_DEVICES"] = gpu
     env.update(job.env)
     env["OUT"] = str(folder)
+    if begun_on(folder) is None:
+        (folder / BEGUN).write_text(json.dumps({"gpu": gpu}) + "\n")
     begin = time.monotonic()
     with (folder / "log.txt").open("ab") as log:
         child = subprocess.Popen(

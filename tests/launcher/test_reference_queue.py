@@ -96,6 +96,36 @@ def test_what_is_alone_overlaps_with_nothing(take: ModuleType, tmp_path: Path) -
     assert all(t[1] <= begin or t[0] >= end for t in times.values())
 
 
+def test_what_was_cut_off_goes_on_in_its_lane(take: ModuleType, tmp_path: Path) -> None:
+    """CUDA_VISIBLE_DEVICES is one of the circumstances that a run is not resumed in others of."""
+    out = tmp_path / "out"
+    say = "import os; open(os.environ['OUT'] + '/gpu', 'w').write(os.environ"
+    say += "['CUDA_VISIBLE_DEVICES'])"
+    jobs = write_list(tmp_path / "jobs.toml", dict.fromkeys("abcd", say))
+    for name, gpu in {"a": "1", "b": "1", "c": "0", "d": "7"}.items():
+        (out / name).mkdir(parents=True)
+        (out / name / "begun.json").write_text(json.dumps({"gpu": gpu}))
+    (out / "d/begun.json").write_text("{")  # cut off while it was written
+
+    assert take.main([str(jobs), "--out", str(out), "--gpus", "0,1"]) == 0
+
+    ran = {name: (out / name / "gpu").read_text() for name in "abcd"}
+    assert [ran[name] for name in "abc"] == ["1", "1", "0"]
+    assert ran["d"] in {"0", "1"}
+
+
+def test_a_lane_that_is_not_there_any_more_keeps_nobody_waiting(
+    take: ModuleType, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    jobs = write_list(tmp_path / "jobs.toml", {"a": "print(1)"})
+    (out / "a").mkdir(parents=True)
+    (out / "a/begun.json").write_text('{"gpu": "5"}')
+
+    assert take.main([str(jobs), "--out", str(out), "--gpus", "0,1"]) == 0
+    assert ended(out, "a")["exit_code"] == 0
+
+
 def test_packs_what_a_reader_needs(take: ModuleType, tmp_path: Path) -> None:
     code = "import os; open(os.environ['OUT'] + '/record.json', 'w').write('{}')"
     code += "; open(os.environ['OUT'] + '/weights.pt', 'w').write('large')"
