@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,6 +166,24 @@ def test_the_first_stage_trains_the_trunk_and_leaves_other_heads_alone(tmp_path:
     assert case.row().metric("trunk_exit0_train_loss") is None
     assert len(case.values("trunk_train_loss")) == 3
     assert len(case.values("train_loss")) == 2
+
+
+def test_no_graph_from_before_a_stage_lives_on_in_it(tmp_path: Path) -> None:
+    """Its nodes would belong to another stream than the steps that are captured."""
+    alive: List[int] = []
+
+    class Watched(ExitLosses):
+        def losses(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Losses:
+            if model.training and not alive:
+                gc.collect()
+                known = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+                alive.append(sum(each.grad_fn is not None for each in known))
+            return super().losses(model, images, labels)
+
+    stage = dataclasses.replace(_two_stages()[0], recipe=recipe(Watched(EXITS), epochs=1))
+    AnytimeCase(tmp_path).run(recipe(ExitLosses(EXITS), epochs=1), stages=(stage,))
+
+    assert alive == [0]
 
 
 #: 5 updates an epoch; 3 epochs of the first stage, 3 of the second. A pass of the network is also

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from pathlib import Path
-from typing import Callable, Iterator, Optional, Sequence
+from typing import Callable, Iterator, List, Optional, Sequence
 
 import torch
 
@@ -115,13 +115,7 @@ def _only_reached(net: AnytimeNetwork, splits: Splits, objective: Objective) -> 
     """Freeze what a stage's losses do not depend on, such as heads while the trunk is trained:
     weight decay would move it. Not of the last stage, whose losses may be of other exits in each
     update."""
-    device = splits.training.labels.device
-    images, labels = splits.training.batch(torch.arange(2, device=device))
-    wanted = [each for each in net.parameters() if each.requires_grad]
-    with in_eval_mode(net), torch.random.fork_rng(devices=[]):
-        total = objective.losses(net, images, labels).total(objective.weights)
-        found = torch.autograd.grad(total, wanted, allow_unused=True)
-    frozen = [each for each, gradient in zip(wanted, found) if gradient is None]
+    frozen = _unreached(net, splits, objective)
     for each in frozen:
         each.requires_grad_(False)
     try:
@@ -129,3 +123,18 @@ def _only_reached(net: AnytimeNetwork, splits: Splits, objective: Objective) -> 
     finally:
         for each in frozen:
             each.requires_grad_(True)
+
+
+def _unreached(
+    net: AnytimeNetwork, splits: Splits, objective: Objective
+) -> List[torch.nn.Parameter]:
+    """The parameters that the losses of two images do not depend on. A function of its own: a loss
+    that is kept keeps the graph behind it, whose nodes belong to this stream, while steps run on
+    another one, to be captured."""
+    device = splits.training.labels.device
+    images, labels = splits.training.batch(torch.arange(2, device=device))
+    wanted = [each for each in net.parameters() if each.requires_grad]
+    with in_eval_mode(net), torch.random.fork_rng(devices=[]):
+        total = objective.losses(net, images, labels).total(objective.weights)
+        found = torch.autograd.grad(total, wanted, allow_unused=True)
+    return [each for each, gradient in zip(wanted, found) if gradient is None]
