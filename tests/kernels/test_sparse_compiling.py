@@ -28,6 +28,8 @@ ELEMENT = (
     Tile(7, 7, 8, 0, 4, "launch"),
     Variant("fp16", bias=True, relu_output=True, path="switched"),
 )
+WINDOW = (Shape(1, 40, 14, 14, 32), Tile(3, 7, 8, 0, 2), Variant(path="window", bias=True))
+DENSE = (Shape(1, 40, 9, 9, 32, 5, 2, 2), Tile(2, 3, 8), Variant("fp16", path="dense"))
 POINT = (Shape(2, 65, 14, 14, 40, 1, 2, 0), Tile(2, 4, 8), Variant(accumulation="atomic"))
 TF32 = (
     Shape(8, 128, 28, 28, 128),
@@ -51,7 +53,8 @@ def slow(names):
 
 def cases(arch):
     """All on 8.0 and later; before that, those without tensor cores."""
-    return (ELEMENT, POINT, TF32, FP16) if float(arch.rstrip("a")) >= 8 else (ELEMENT, POINT)
+    old = (ELEMENT, WINDOW, DENSE, POINT)
+    return (*old, TF32, FP16) if float(arch.rstrip("a")) >= 8 else old
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from sparse_cases import Emulated, expected, operands, run, tolerance
 
+from narrowgauge_kernels.sparse.errors import SparseArgumentError
 from narrowgauge_kernels.sparse.launching import Convolution
 from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
 
@@ -49,6 +50,25 @@ CASES = {
         Shape(1, 66, 9, 5, 16, 3, 2, 1), Tile(2, 8, 32, 16, 2),
         Variant("tf32", "atomic", granularity="tensor-core", relu_output=True),
     ),
+    "window": (
+        Shape(2, 5, 7, 6, 20), Tile(3, 4, 3, groups=2), dataclasses.replace(FULL, path="window"),
+    ),
+    "window, 5x5 strided": (
+        Shape(1, 3, 9, 11, 8, 5, 2, 0), Tile(2, 2, 3, 32, 1, "launch"),
+        Variant("fp16", layout="nhwc", path="window"),
+    ),
+    "window, 1x1 strided": (
+        Shape(1, 7, 7, 9, 33, 1, 2, 0), Tile(2, 3, 2, 32, 2), Variant(path="window"),
+    ),
+    "dense": (
+        Shape(1, 9, 7, 7, 40), Tile(2, 7, 2, 32, 1), Variant(layout="nhwc", path="dense"),
+    ),
+    "dense, 1x1": (
+        Shape(1, 4, 5, 5, 8, 1, 1, 0), Tile(1, 1, 4), Variant("fp16", path="dense", bias=True),
+    ),
+    "switched, 1x1": (
+        Shape(1, 4, 5, 5, 8, 1, 1, 0), Tile(1, 1, 4), Variant(path="switched"),
+    ),
     "switched": (Shape(1, 4, 6, 6, 8), Tile(3, 4, 2), Variant("fp16", path="switched", bias=True)),
 }  # fmt: skip
 
@@ -74,7 +94,7 @@ def some(name, **changes):
     return shape, tile, variant, x, weight, bias if variant.bias else None
 
 
-@pytest.mark.parametrize("name", ["3x3, groups", "3x3, launch", "fp16 on tensor cores"])
+@pytest.mark.parametrize("name", ["3x3, groups", "3x3, launch", "fp16 on tensor cores", "dense"])
 def test_deterministic_sums_do_not_depend_on_the_order_of_blocks(machine, name):
     """To the bit: the block that comes last adds in the order of the channels, as a launch does."""
     shape, tile, variant, x, weight, bias = some(name)
@@ -85,7 +105,9 @@ def test_deterministic_sums_do_not_depend_on_the_order_of_blocks(machine, name):
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("name", ["3x3, groups", "3x3, atomic", "tf32 on tensor cores", "switched"])
+@pytest.mark.parametrize(
+    "name", ["3x3, groups", "3x3, atomic", "tf32 on tensor cores", "switched", "window"]
+)
 def test_a_second_call_finds_its_buffers_as_the_first(machine, name):
     """Partial sums, tickets and counts are left as they were found: nothing is cleared between."""
     shape, tile, variant, x, weight, bias = some(name)
@@ -98,7 +120,9 @@ def test_a_second_call_finds_its_buffers_as_the_first(machine, name):
 
 
 @pytest.mark.parametrize("zeros", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["3x3, groups", "switched", "fp16 on tensor cores"])
+@pytest.mark.parametrize(
+    "name", ["3x3, groups", "switched", "fp16 on tensor cores", "window", "dense"]
+)
 def test_all_zeros_and_no_zeros(machine, name, zeros):
     shape, tile, variant, x, weight, bias = some(name, zeros=zeros)
     y = run(machine, shape, tile, variant, x, weight, bias)
@@ -107,7 +131,7 @@ def test_all_zeros_and_no_zeros(machine, name, zeros):
 
 
 @pytest.mark.parametrize(
-    "name", ["3x3, groups", "3x3 strided, lists", "1x1, no ReLU", "switched",
+    "name", ["3x3, groups", "3x3 strided, lists", "1x1, no ReLU", "switched", "window", "dense",
              "fp16 on tensor cores", "tf32 on tensor cores"],
 )  # fmt: skip
 def test_nan_is_no_zero_and_reaches_what_it_reaches_in_torch(machine, name):
@@ -141,6 +165,25 @@ def test_zero_channels_cost_no_product_on_tensor_cores(machine, name):
     assert nothing == 0
     # One step of each warp's groups and chunks may be half empty.
     assert everything / 5 < quarter <= everything / 3
+
+
+@pytest.mark.parametrize(("path", "skipped"), [("window", True), ("dense", False)])
+def test_only_a_window_that_jumps_does_not_multiply_zeros(machine, path, skipped):
+    """Seen by an infinite weight: zero times it is NaN."""
+    shape, tile, _ = CASES["window"]
+    variant = Variant(path=path)
+    x, weight, _ = operands(shape, zeros=1.0)
+    weight[:, 1] = float("inf")
+    y = run(machine, shape, tile, variant, x, weight)
+    assert bool((y == 0).all()) is skipped
+    assert bool(torch.isnan(y).any()) is not skipped
+
+
+@pytest.mark.parametrize("path", ["fused", "window", "dense"])
+def test_a_path_of_one_launch_counts_no_zeros(machine, path):
+    shape, tile, _ = CASES["window"]
+    with pytest.raises(SparseArgumentError, match=f"the path {path} counts no zeros"):
+        Convolution(shape, tile, Variant(path=path), machine=machine).zeros(torch.device("cpu"))
 
 
 def test_zero_channels_are_skipped_by_element(machine):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -165,3 +166,36 @@ def test_the_cases_are_all_products_of_a_tile(kernel, stride, padding):
     for (out, tap), (row, column) in products.items():
         assert row == out // 3 * stride + tap // kernel
         assert column == out % 3 * stride + tap % kernel
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (1, 2), (3, 1), (3, 2), (5, 1)])
+def test_a_jump_leads_to_the_products_of_its_place(kernel, stride):
+    """The PTX, which emulated threads do not run, says what the switch says, which they do."""
+    shape, tile, variant = Shape(1, 4, 9, 9, 32, kernel, stride, 0), Tile(2, 3, 2), Variant()
+    made = derive(shape, tile, variant, "9.0")
+    source = generate(shape, tile, variant, "9.0")
+    ptx = re.findall(r'^      "(.*)\\n"$', source, re.MULTILINE)
+    assert ptx[0] == "{"
+    assert ptx[-2:] == ["DONE:", "}"]
+    labels = ptx[1].partition(".branchtargets ")[2].rstrip(";").split(", ")
+    sums, taps = 6, kernel**2
+    assert ptx[2] == f"brx.idx.uni %{sums + taps + 1}, PLACES;"
+    behind = source.partition('      "}\\n"')[2].partition(";")[0]
+    operands = re.findall(r'"(\+?[fr])"\((\w+)(?:\[(\d+)\])?\)', behind)
+    assert [name for _, name, _ in operands] == (
+        ["sums"] * sums + ["taps"] * taps + ["value", "place"]
+    )
+    assert [int(at) for _, _, at in operands[:-2]] == [*range(sums), *range(taps)]
+    for place, label in enumerate(labels):
+        wanted = products_of(shape, tile, *divmod(place, made.window_columns))
+        found = []
+        for line in ptx[ptx.index(f"{label}:") + 1 :]:
+            product = re.fullmatch(r"fma\.rn\.f32 %(\d+), %(\d+), %(\d+), %(\d+);", line)
+            if product is None:
+                assert line in ("bra.uni DONE;", "}")
+                break
+            into, value, tap, out = map(int, product.groups())
+            assert (into, value) == (out, sums + taps)
+            found.append((out, tap - sums))
+        assert found == wanted
+    assert len(labels) == made.window_rows * made.window_columns

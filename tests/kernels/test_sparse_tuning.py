@@ -5,11 +5,15 @@ from __future__ import annotations
 import fcntl
 import json
 import threading
+import time
 
 import pytest
 import torch
 
 from narrowgauge_kernels.errors import DiskFullError
+from narrowgauge_kernels.sparse import ahead as ahead_module
+from narrowgauge_kernels.sparse.ahead import Ahead
+from narrowgauge_kernels.sparse.compiling import cache_directory, find_compiler
 from narrowgauge_kernels.sparse.errors import DeviceError, SparseArgumentError
 from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
 from narrowgauge_kernels.sparse.tiles import candidates, default_tile
@@ -96,6 +100,58 @@ def test_time_that_is_over_ends_the_search(env):
     found = search(env, lambda tile: 1.0, seconds=0.0)
     assert len(found.trials) == 1
     assert found.untried == 11
+
+
+def test_sources_are_compiled_in_their_order_and_waited_for():
+    done = []
+    sources = [lambda number=number: f"source {number}" for number in range(5)]
+    with Ahead(sources, "9.0", 1, lambda source, arch: done.append((source, arch))) as ahead:
+        ahead.wait(3)
+        assert done[:4] == [(f"source {number}", "9.0") for number in range(4)]
+
+
+def test_what_is_not_begun_when_the_search_ends_is_never_compiled():
+    entered, go_on, done = threading.Event(), threading.Event(), []
+
+    def compile_(source, arch):
+        entered.set()
+        go_on.wait(10)
+        done.append(source)
+
+    with Ahead([lambda: "first", lambda: "second"], "9.0", 1, compile_):
+        entered.wait(10)
+        # On its way out it waits for what was begun, and for nothing else.
+        threading.Timer(0.1, go_on.set).start()
+    assert done == ["first"]
+
+
+def test_machine_code_is_made_in_another_process(tmp_path, monkeypatch):
+    """And what does not compile is left to the one who needs it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = 'extern "C" __global__ void kernel(float* x) { *x = 1.0f; }'
+    find_compiler("7.0")  # or there is nothing to see here: ToolchainMissingError
+    with Ahead([lambda: source, lambda: "no CUDA"], "7.0", 2) as ahead:
+        ahead.wait(0)
+        ahead.wait(1)
+    assert len(list(cache_directory().glob("*.cubin"))) == 1
+    assert len(list(cache_directory().glob("failed/*.cu"))) == 1
+
+
+def test_children_end_with_the_search(monkeypatch, tmp_path):
+    """A compiler that would take an hour."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(ahead_module.sys, "executable", str(slow_python(tmp_path)))
+    with Ahead([lambda: "a", lambda: "b"], "9.0", 2) as ahead:
+        while len(ahead._children) < 2:
+            time.sleep(0.01)
+    assert not ahead._children
+
+
+def slow_python(folder):
+    path = folder / "python"
+    path.write_text("#!/bin/sh\nexec sleep 3600\n")
+    path.chmod(0o755)
+    return path
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 A source stands alone: no header, C++14, what NVRTC 11.8 and nvcc 13 both take. A register's number
 must be known when code is made, so each place of a tile's window becomes a case of a switch that
-names the sums it adds to (the published design: its accumulators never leave the registers).
+names the sums it adds to (the published design: its accumulators never leave the registers), or of
+straight code that goes through a whole window.
 """
 
 from __future__ import annotations
@@ -19,6 +20,15 @@ __all__ = ["PRODUCER_THREADS", "REDUCE_THREADS", "generate", "products_of"]
 #: Of the launches that are not the convolution's.
 PRODUCER_THREADS, REDUCE_THREADS = 256, 256
 _DEVICE = Path(__file__).parent / "device"
+_STRAIGHT_HEAD = (
+    "__device__ __forceinline__ void multiply_window(const float* window,\n"
+    "                                                const float (&taps)[kTaps],\n"
+    "                                                float (&sums)[kPlaces])"
+)
+_CASES_UNUSED = (
+    "__device__ void multiply_entry(int place, float value, const float (&taps)[kTaps],\n"
+    "                               float (&sums)[kPlaces]);\n"
+)
 
 _OPERANDS = (
     "const Element* x, const Element* weight, const Element* bias, Element* y,\n"
@@ -32,8 +42,9 @@ _VERDICT = "const unsigned int* zeros, unsigned int least"
 def generate(shape: Shape, tile: Tile, variant: Variant, arch: str) -> str:
     """The source for a compute capability such as `9.0`.
 
-    Its kernels: sparse_convolve; also sparse_produce on the paths lists and switched,
-    dense_convolve on the path switched, and sparse_reduce where the tile's finish is a launch.
+    Its kernels: sparse_convolve, or dense_convolve on the path dense; also sparse_produce on the
+    paths lists and switched, dense_convolve on the path switched, and sparse_reduce where the
+    tile's finish is a launch.
     Weights are [channels, kernel, kernel, filters]. Raises SparseArgumentError where a limit of the
     capability is broken.
     """
@@ -42,8 +53,9 @@ def generate(shape: Shape, tile: Tile, variant: Variant, arch: str) -> str:
     if variant.granularity == TENSOR_CORE:
         parts.append(_device_code("tensor_core.cuh"))
     else:
-        parts.append(_cases(shape, tile, geometry))
-        parts.append(_straight(shape, tile, geometry, variant.path == "switched"))
+        listed = variant.path not in ("window", "dense")
+        parts.append(_cases(shape, tile, geometry) if listed else _CASES_UNUSED)
+        parts.append(_straight(shape, tile, geometry, variant.path))
         parts.append(_device_code("element.cuh"))
     parts.extend(_kernels(tile, variant, geometry))
     code = "\n".join(parts)
@@ -96,6 +108,7 @@ def _constants(code: str, shape: Shape, tile: Tile, variant: Variant, geometry: 
         "kHullTop": geometry.hull_top,
         "kHullRows": geometry.hull_rows,
         "kHullColumns": geometry.hull_columns,
+        "kWindowStride": geometry.window_stride,
         "kSliceChannels": geometry.slice_channels,
         "kSlices": geometry.slices,
         "kBlockFilters": geometry.block_filters,
@@ -134,42 +147,72 @@ def _device_code(name: str) -> str:
 
 
 def _cases(shape: Shape, tile: Tile, geometry: Geometry) -> str:
-    lines = [
-        "__device__ __forceinline__ void multiply_entry(int place, float value,",
-        "                                               const float (&taps)[kTaps],",
-        "                                               float (&sums)[kPlaces]) {",
-        "  switch (place) {",
+    """`multiply_entry`: one jump to the products of a place. In PTX, since compilers make five or
+    six comparisons and branches of a switch, each waiting for the last, and then a jump by a table
+    of four (NVRTC 11.8 to 13.0, seen in machine code). Where threads are emulated, as a switch."""
+    head = (
+        "__device__ __forceinline__ void multiply_entry(int place, float value,\n"
+        "                                               const float (&taps)[kTaps],\n"
+        "                                               float (&sums)[kPlaces]) {"
+    )
+    places = [
+        products_of(shape, tile, *divmod(place, geometry.window_columns))
+        for place in range(geometry.window_rows * geometry.window_columns)
     ]
-    for row in range(geometry.window_rows):
-        for column in range(geometry.window_columns):
-            products = products_of(shape, tile, row, column)
-            if not products:
-                continue  # between the steps of a stride: never listed
-            lines.append(f"    case {row * geometry.window_columns + column}:")
+    lines = ["#ifdef NARROWGAUGE_EMULATED_THREADS", head, "  switch (place) {"]
+    for place, products in enumerate(places):
+        if products:  # the others, between the steps of a stride, are never listed
+            lines.append(f"    case {place}:")
             lines += [f"      sums[{out}] += value * taps[{tap}];" for out, tap in products]
             lines.append("      break;")
-    return "\n".join([*lines, "  }", "}", ""])
+    sums, taps = tile.rows * tile.columns, shape.kernel**2
+    outs = ", ".join(f'"+f"(sums[{out}])' for out in range(sums))
+    ins = ", ".join([f'"f"(taps[{tap}])' for tap in range(taps)] + ['"f"(value)', '"r"(place)'])
+    lines += ["  }", "}", "#else", head, "  asm volatile("]
+    lines += [f'      "{line}\\n"' for line in _jump(places, sums, taps)]
+    lines += [f"      : {outs}", f"      : {ins});", "}", "#endif", ""]
+    return "\n".join(lines)
 
 
-def _straight(shape: Shape, tile: Tile, geometry: Geometry, needed: bool) -> str:
-    """All products of a window one behind the other; where no kernel needs it, declared alone."""
-    if not needed:
-        return (
-            "__device__ void multiply_window(const float* window, const float (&taps)[kTaps],\n"
-            "                                float (&sums)[kPlaces]);\n"
-        )
+def _jump(places: List[List[Tuple[int, int]]], sums: int, taps: int) -> List[str]:
+    """PTX whose operands are the sums, then the taps, the value and the place."""
+    labels = [f"PLACE{place}" if products else "DONE" for place, products in enumerate(places)]
+    lines = ["{", f"PLACES: .branchtargets {', '.join(labels)};"]
+    lines.append(f"brx.idx.uni %{sums + taps + 1}, PLACES;")
+    for label, products in zip(labels, places):
+        if products:
+            lines.append(f"{label}:")
+            lines += [
+                f"fma.rn.f32 %{out}, %{sums + taps}, %{sums + tap}, %{out};"
+                for out, tap in products
+            ]
+            lines.append("bra.uni DONE;")
+    return [*lines, "DONE:", "}"]
+
+
+def _straight(shape: Shape, tile: Tile, geometry: Geometry, path: str) -> str:
+    """All products of a window one behind the other, four values a load; on the path window those
+    of a value that is not zero. All lanes of a warp have the same value: none waits for another.
+    Where no kernel needs it, declared alone."""
+    if path not in ("window", "dense", "switched"):
+        return _STRAIGHT_HEAD.replace("__forceinline__ ", "") + ";\n"
     lines = [
-        "__device__ __forceinline__ void multiply_window(const float* window,",
-        "                                                const float (&taps)[kTaps],",
-        "                                                float (&sums)[kPlaces]) {",
-        "  float value;",
+        _STRAIGHT_HEAD + " {",
+        "  const Four* fours = reinterpret_cast<const Four*>(window);",
+        "  Four four;",
     ]
-    for row in range(geometry.window_rows):
-        for column in range(geometry.window_columns):
-            products = products_of(shape, tile, row, column)
-            if products:
-                lines.append(f"  value = window[{row * geometry.window_columns + column}];")
-            lines += [f"  sums[{out}] += value * taps[{tap}];" for out, tap in products]
+    loaded = -1
+    for place in range(geometry.window_rows * geometry.window_columns):
+        products = products_of(shape, tile, *divmod(place, geometry.window_columns))
+        if not products:
+            continue
+        if place // 4 != loaded:
+            loaded = place // 4
+            lines.append(f"  four = fours[{loaded}];")
+        value = "four." + "abcd"[place % 4]
+        lines += [f"  if ({value} != 0.0f) {{"] if path == "window" else []
+        lines += [f"    sums[{out}] += {value} * taps[{tap}];" for out, tap in products]
+        lines += ["  }"] if path == "window" else []
     return "\n".join([*lines, "}", ""])
 
 
@@ -180,9 +223,11 @@ def _kernels(tile: Tile, variant: Variant, geometry: Geometry) -> List[str]:
     else:
         body = "convolve<{}>(" + names + ", entries, lengths);"
         plain, lists = f"{_OPERANDS}", f"{_OPERANDS},\n    {_LISTS}"
-        if variant.path == "fused":
-            text = body.format("kFromMap").replace("entries, lengths", "nullptr, nullptr")
-            kernels = [_kernel("sparse_convolve", plain, text, geometry.threads)]
+        if not variant.has_producer:
+            source = "kFromMap" if variant.path == "fused" else "kFromWindow"
+            name = "dense_convolve" if variant.path == "dense" else "sparse_convolve"
+            text = body.format(source).replace("entries, lengths", "nullptr, nullptr")
+            kernels = [_kernel(name, plain, text, geometry.threads)]
         else:
             produce = "produce(x, entries, lengths, counts);"
             operands = f"const Element* x, {_LISTS}, unsigned int* counts"
@@ -192,7 +237,7 @@ def _kernels(tile: Tile, variant: Variant, geometry: Geometry) -> List[str]:
             kernels.append(_kernel("sparse_convolve", lists, text, geometry.threads))
         if variant.path == "switched":
             for name, source, other in (
-                ("sparse_convolve", "kFromLists", "<"), ("dense_convolve", "kDense", ">="),
+                ("sparse_convolve", "kFromLists", "<"), ("dense_convolve", "kFromWindow", ">="),
             ):  # fmt: skip
                 leave = f"if (*zeros {other} least) {{\n    return;\n  }}\n  "
                 text = leave + body.format(source)

@@ -41,7 +41,9 @@ class Geometry:
 
     A window is the part of the map that a tile's outputs see; a hull is the window and what the
     tile owns of the map, so that the hulls of all tiles count each element once. A cell is one
-    tile, one image and one block's filters; `slices` blocks work on it.
+    tile, one image and one block's filters; `slices` blocks work on it. `window_stride` is how far
+    apart the windows of two channels lie where all their values are kept: they are read four at a
+    time.
     """
 
     tiles_down: int
@@ -55,6 +57,7 @@ class Geometry:
     filter_blocks: int
     slices: int
     slice_channels: int
+    window_stride: int
     threads: int
     round_places: int
     shared_bytes: int
@@ -97,12 +100,15 @@ def _by_element(shape: Shape, tile: Tile, variant: Variant, reach: int, across: 
     channels = min(tile.channels, shape.channels)
     places = tile.rows * tile.columns
     lists = channels * reach * across * _ENTRY_BYTES + 4 * channels
+    windows = channels * _up(reach * across, 4) * 4
+    held = {"window": windows, "dense": windows, "switched": max(lists, windows)}
+    kept = held.get(variant.path, lists)
     per_place = tile.groups * filters * 4
-    round_places = min(places, max(1, max(_ROUND_BYTES, lists) // per_place))
+    round_places = min(places, max(1, max(_ROUND_BYTES, kept) // per_place))
     rounds = round_places * per_place if tile.groups > 1 else 0
     return _assembled(
         shape, tile, variant, reach, across, filters, tile.groups * filters, round_places,
-        max(lists, rounds),
+        max(kept, rounds),
     )  # fmt: skip
 
 
@@ -159,6 +165,7 @@ def _assembled(
         slice_channels=min(tile.channels, _up(shape.channels, CHUNK))
         if value_bytes
         else min(tile.channels, shape.channels),
+        window_stride=_up(reach * across, 4),
         threads=threads,
         round_places=round_places,
         shared_bytes=shared_bytes,
@@ -199,7 +206,7 @@ def _check(shape: Shape, tile: Tile, variant: Variant, made: Geometry, arch: str
     if made.slices > 65535:
         raise _untiled(shape, tile, f"{made.slices} slices of channels, and 65535 are the most")
     lists = shape.batch * shape.channels * made.tiles
-    if variant.path != "fused" and lists >= 2**31:
+    if variant.has_producer and lists >= 2**31:
         raise _untiled(shape, tile, f"{lists} lists, and 2147483647 are the most")
     if max(made.cells, made.workspace_floats) >= 2**31:
         raise _untiled(shape, tile, f"partial sums of {made.workspace_floats} floats")

@@ -48,8 +48,8 @@ def launches(shape: Shape, tile: Tile, variant: Variant, geometry: Geometry) -> 
     operands = ("x", "weight", "bias", "y", "partial", "tickets")
     lists, verdict = ("entries", "lengths"), ("counts", "least")
     found: List[Launch] = []
-    kernels = [("sparse_convolve", operands)]
-    if variant.path != "fused":
+    kernels = [("dense_convolve" if variant.path == "dense" else "sparse_convolve", operands)]
+    if variant.has_producer:
         warps = shape.batch * shape.channels * geometry.tiles
         blocks = -(-warps // (PRODUCER_THREADS // 32))
         produced = ("x", *lists, "counts")
@@ -146,8 +146,9 @@ class Convolution:
     x [batch, channels, height, width] and y [batch, filters, out_height, out_width] are contiguous
     in the variant's layout, float32 or (fp16) float16; weight [filters, channels, k, k] and bias
     [filters] likewise. x in another order is copied. NaN and infinities pass through; as zeros are
-    not multiplied, an infinite weight at a zero gives no NaN. No gradient. A weight that requires
-    none is put in order once, unless `keeps_weight` is false: see `ordering`.
+    not multiplied, an infinite weight at a zero gives no NaN, save on the path dense. No gradient.
+    A weight that requires none is put in order once, unless `keeps_weight` is false: see
+    `ordering`.
 
     `crossover` is the share of zeros in x from which the path `switched` runs the sparse kernel;
     the device counts and decides. One object serves one stream at a time, and graphs that are not
@@ -212,9 +213,11 @@ class Convolution:
 
     def zeros(self, device: torch.device) -> torch.Tensor:
         """Zeros (after ReLU, where that is part) in the last x: int32 [1] on the device, not
-        waited for. Raises SparseArgumentError on the path fused, which does not count."""
-        if self.variant.path == "fused":
-            raise SparseArgumentError("the path fused counts no zeros", next_step="path lists")
+        waited for. Raises SparseArgumentError on paths of one launch, which do not count."""
+        if not self.variant.has_producer:
+            raise SparseArgumentError(
+                f"the path {self.variant.path} counts no zeros", next_step="path lists"
+            )
         return self.prepare(device).buffers["counts"][:1]
 
     def _prepared(self, device: torch.device) -> _Ready:
@@ -235,7 +238,7 @@ class Convolution:
         words: Dict[str, int] = {}
         if geometry.slices > 1:
             words = {"partial": geometry.workspace_floats, "tickets": geometry.cells}
-        if self.variant.path != "fused":
+        if self.variant.has_producer:
             lists = self.shape.batch * self.shape.channels * geometry.tiles
             window = geometry.window_rows * geometry.window_columns
             words.update(entries=lists * window * _ENTRY_WORDS, lengths=lists, counts=3)

@@ -38,9 +38,11 @@ _SHAPE = re.compile(
 )
 _TILE = re.compile(r"(\d+)x(\d+)x(\d+)(?:/f(\d+))?(?:/g(\d+))?(?:/(tail|launch))?", re.ASCII)
 LAYOUTS = ("nchw", "nhwc")
-#: fused: one launch, in which blocks make their own lists. lists: a producer's launch, then one
-#: that reads them. switched: as lists, and a dense kernel, of which the device lets one run.
-PATHS = ("fused", "lists", "switched")
+#: fused: one launch, in which blocks make their own lists. window: one launch without lists, which
+#: goes through all values of a window and jumps over the zeros. dense: the same, and jumps over
+#: none. lists: a producer's launch, then one that reads them. switched: as lists, and a dense
+#: kernel, of which the device lets one run.
+PATHS = ("fused", "window", "dense", "lists", "switched")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,6 +216,11 @@ class Variant:
                 why="there each group of pixels makes its own list of channels, in one launch",
                 next_step="path fused",
             )
+
+    @property
+    def has_producer(self) -> bool:
+        """Whether a launch of its own makes lists, and counts zeros."""
+        return self.path in ("lists", "switched")
 
     def text(self) -> str:
         """In words, `fp32 deterministic element nchw fused bias relu-in`."""

@@ -61,7 +61,7 @@ _TC_GROUPS, _TC_FILTERS = (1, 2), (16, 32, 64, 128)
 #: Of the estimate: what an H200 has (multiprocessors, clock in GHz, bytes a second from the
 #: second-level cache), the share that is kept, and rough costs in cycles. It orders, no more.
 _SMS, _GHZ, _L2 = 132, 1.75, 5.0e12
-_KEPT, _START, _ENTRY_LATENCY, _ENTRY_WORK = 0.35, 1500.0, 36.0, 12.0
+_KEPT, _START, _ENTRY_LATENCY, _ENTRY_WORK, _JUMP_WORK = 0.35, 1500.0, 36.0, 12.0, 3.0
 _LAUNCH_MICROSECONDS = 1.0
 
 
@@ -112,7 +112,7 @@ def estimate(shape: Shape, tile: Tile, variant: Variant, made: Geometry) -> floa
     """Microseconds, roughly, on an H200 at batch-1 sizes: to order tiles before they are timed.
 
     The slower of issuing and of waiting for each list's entries one by one, in waves of blocks;
-    plus weights, which each block reads, plus partial sums.
+    plus weights, which each block reads, plus partial sums. Without lists nothing waits.
     """
     taps = shape.kernel**2
     registers = tile.rows * tile.columns + 2 * taps + 40
@@ -128,11 +128,11 @@ def estimate(shape: Shape, tile: Tile, variant: Variant, made: Geometry) -> floa
         cycles = max(steps * (30 + 8 * products), steps * (8 + 4 * products) * warps / 4)
         cycles += made.slice_channels / 32 * (600 + taps * made.block_filters * 32 / made.threads)
     else:
-        places = made.window_rows * made.window_columns
-        entries = own * places * _KEPT / shape.stride**2
-        work = _ENTRY_WORK + taps * tile.rows * tile.columns * shape.stride**2 / places
         warps = made.threads / 32 * min(resident, -(-blocks // _SMS))
-        cycles = max(entries * (_ENTRY_LATENCY + work / 2), entries * work * warps / 4)
+        if variant.path in ("window", "dense"):
+            cycles = own * _window_work(tile, variant, made, taps) * max(warps / 4, 1.0)
+        else:
+            cycles = own * _list_cycles(shape, tile, made, taps, warps)
     size = 2 if variant.precision == "fp16" else 4
     read = blocks * made.slice_channels * taps * made.block_filters * size
     partial = 0.0
@@ -145,6 +145,24 @@ def estimate(shape: Shape, tile: Tile, variant: Variant, made: Geometry) -> floa
         launched = tile.finish == "launch" and variant.accumulation == "deterministic"
         partial = written / 2.5e6 + (_LAUNCH_MICROSECONDS * 2 if launched else alone)
     return waves * (_START + cycles) / (_GHZ * 1e3) + read / _L2 * 1e6 + partial
+
+
+def _list_cycles(shape: Shape, tile: Tile, made: Geometry, taps: int, warps: float) -> float:
+    """Of one channel's list."""
+    places = made.window_rows * made.window_columns
+    entries = places * _KEPT / shape.stride**2
+    work = _ENTRY_WORK + taps * tile.rows * tile.columns * shape.stride**2 / places
+    return max(entries * (_ENTRY_LATENCY + work / 2), entries * work * warps / 4)
+
+
+def _window_work(tile: Tile, variant: Variant, made: Geometry, taps: int) -> float:
+    """Instructions of one channel's window: products, loads of values and weights, and jumps."""
+    places = made.window_rows * made.window_columns
+    products = taps * tile.rows * tile.columns
+    loads = places / 4 + 2 * taps + 10
+    if variant.path == "dense":
+        return products + loads
+    return products * _KEPT + _JUMP_WORK * places + loads
 
 
 def _all(shape: Shape, variant: Variant, published: Set[Tuple[int, int, int]]) -> Iterator[Tile]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import json
 import re
 import time
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from narrowgauge_kernels.errors import DiskFullError
+from narrowgauge_kernels.sparse.ahead import Ahead
 from narrowgauge_kernels.sparse.compiling import cache_directory, write_atomic
 from narrowgauge_kernels.sparse.errors import DeviceError, SparseArgumentError
+from narrowgauge_kernels.sparse.generate import generate
 from narrowgauge_kernels.sparse.launching import Convolution
 from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
 from narrowgauge_kernels.sparse.tiles import candidates, default_tile
@@ -30,6 +33,8 @@ _FORMAT = 1
 _REPLAYS, _CALLS, _ZEROS = 7, 20, 0.65
 #: Seconds to search a shape for, unless told otherwise: a compilation takes about one.
 _SECONDS = 60.0
+#: Tiles of a shape that are tried, at most.
+_MOST_TILES = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,26 +59,31 @@ def tune(
     variant: Variant,
     device: Optional[torch.device] = None,
     seconds: float = _SECONDS,
-    most: int = 32,
+    most: int = _MOST_TILES,
     env: Optional[Mapping[str, str]] = None,
     measure: Optional[Callable[[Tile], float]] = None,
     identity: Optional[Tuple[str, str]] = None,
 ) -> Found:
     """Time the candidates, published ones first, until the seconds are over; store the fastest.
 
-    The map is random with 65 % zeros. `measure` (tile -> microseconds) and `identity` (name of the
-    device, capability) stand for the device in tests. Raises SparseArgumentError where no tile
-    fits, DeviceError without a GPU, and what compiling raises.
+    The map is random with 65 % zeros. While one is timed the next are compiled, on all processors.
+    `measure` (tile -> microseconds) and `identity` (name of the device, capability) stand for the
+    device in tests. Raises SparseArgumentError where no tile fits, DeviceError without a GPU, and
+    what compiling raises.
     """
     name, arch = identity or device_identity(device)
     timed = measure or _timer(shape, variant, device)
     every = candidates(shape, variant, arch, most)
     trials: List[Trial] = []
     began = time.monotonic()
-    for tile in every:
-        trials.append(Trial(tile, timed(tile)))
-        if time.monotonic() - began > seconds:
-            break
+    sources = [functools.partial(generate, shape, tile, variant, arch) for tile in every]
+    with Ahead([] if measure else sources, arch) as ahead:
+        for number, tile in enumerate(every):
+            if measure is None:
+                ahead.wait(number)
+            trials.append(Trial(tile, timed(tile)))
+            if time.monotonic() - began > seconds:
+                break
     trials.sort(key=lambda trial: trial.microseconds)
     path = _path(name, arch, env)
     with _locked(path):

@@ -46,6 +46,14 @@ __device__ __forceinline__ bool is_kept(float value) {
   return kReluInput ? !(value <= 0.0f) : !(value == 0.0f);
 }
 
+// Of a window, in one load.
+struct __align__(16) Four {
+  float a;
+  float b;
+  float c;
+  float d;
+};
+
 struct Cell {
   int image;
   int tile_row;

@@ -1,6 +1,8 @@
 // Zeros skipped one by one: lists of a window's other values, each multiplied by all filters, one
 // filter a thread, into sums in registers. `multiply_entry` and `multiply_window` are generated: a
-// register must be named when the code is made, so each place of the window has its own case.
+// register must be named when the code is made, so each place of the window has its own case, to
+// which all lanes of a warp jump together; or, without lists, straight code goes through all values
+// and may jump over the zeros.
 
 struct __align__(8) Entry {
   float value;
@@ -86,21 +88,35 @@ __device__ __forceinline__ void load_lists(const Cell& cell, int first_channel,
   }
 }
 
-// All values of the window, for the dense kernel.
+// All values of the window, zero where ReLU makes them so: a warp takes a channel at a time, and
+// knows its places from the first on.
 __device__ __forceinline__ void load_window(const Element* image, const Cell& cell,
                                             int first_channel, float* values) {
+  constexpr int kChunks = (kWindow + 31) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   const int top = cell.tile_row * kTileRows * kStride - kPadding;
   const int left = cell.tile_column * kTileColumns * kStride - kPadding;
-  for (int i = static_cast<int>(threadIdx.x); i < kSliceChannels * kWindow; i += kThreads) {
-    const int channel = first_channel + i / kWindow;
-    const int offset = offset_in_map(top + i % kWindow / kWindowColumns,
-                                     left + i % kWindow % kWindowColumns);
-    float value = 0.0f;
-    if (offset >= 0 && channel < kChannels) {
-      value = widen(image[static_cast<long long>(channel) * kChannelStride + offset]);
-      value = is_kept(value) ? value : 0.0f;
+  int offsets[kChunks];
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    const int place = chunk * 32 + lane;
+    offsets[chunk] = place < kWindow ? offset_in_map(top + place / kWindowColumns,
+                                                     left + place % kWindowColumns)
+                                     : -1;
+  }
+#pragma unroll 4
+  for (int c = static_cast<int>(threadIdx.x) / 32; c < kSliceChannels; c += kWarps) {
+    const int channel = first_channel + c;
+    const Element* plane = image + static_cast<long long>(channel) * kChannelStride;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const bool inside = offsets[chunk] >= 0 && channel < kChannels;
+      const float value = inside ? widen(plane[offsets[chunk]]) : 0.0f;
+      const int place = chunk * 32 + lane;
+      if (place < kWindowStride) {  // what fills up the last four is zero too
+        values[c * kWindowStride + place] = is_kept(value) ? value : 0.0f;
+      }
     }
-    values[i] = value;
   }
 }
 
@@ -142,7 +158,7 @@ __device__ __forceinline__ void put_all(const Element* bias, Element* y, float* 
   }
 }
 
-enum Source { kFromMap, kFromLists, kDense };
+enum Source { kFromMap, kFromLists, kFromWindow };
 
 template <int kSource>
 __device__ __forceinline__ void convolve(const Element* __restrict__ x,
@@ -183,13 +199,14 @@ __device__ __forceinline__ void convolve(const Element* __restrict__ x,
     if (c + kGroups < kSliceChannels) {
       load_weights(next, weight, first_channel + c + kGroups, filter);
     }
-    if (kSource == kDense) {
-      multiply_window(window + c * kWindow, taps, sums);
+    if (kSource == kFromWindow) {
+      multiply_window(window + c * kWindowStride, taps, sums);
       continue;
     }
     const int length = lengths[c];
     const Entry* list = entries + c * kWindow;
     Entry entry = list[0];
+#pragma unroll 1
     for (int i = 0; i < length; ++i) {
       const Entry following = list[i + 1 < length ? i + 1 : i];  // under way behind the products
       multiply_entry(entry.place, entry.value, taps, sums);
