@@ -86,7 +86,9 @@ def _point(ctx: RowContext, shape: LayerShape, batch: int, share: float, library
     precision = parameters["precision"]
     ours = ours_of(layer, ctx.device, precision, parameters["granularity"], parameters["tune_s"])
     problem = problem_of(layer, ctx.device, precision)
-    found = peers_of(problem, DENSE, parameters["plans"], parameters["plan_s"])
+    found = peers_of(
+        problem, DENSE, parameters["plans"], parameters["plan_s"], parameters["tune_s"]
+    )
     checked = check(ctx, layer, precision, ours, found.peers)
     if not checked.right:
         return None

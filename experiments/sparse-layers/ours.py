@@ -17,7 +17,7 @@ from narrowgauge_lab.networks.layer_shapes import LayerShape
 from .looking import Call, glance
 from .maps import Layer
 
-__all__ = ["DTYPES", "GRANULARITIES", "Ours", "ours_of", "sparse_layer"]
+__all__ = ["DTYPES", "GRANULARITIES", "Ours", "dense_of", "ours_of", "sparse_layer"]
 
 #: Of the tensors, by precision.
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
@@ -86,26 +86,46 @@ def _cuda(
 def _fastest(
     layer: Layer, device: torch.device, precision: str, granularity: str, tune_s: float
 ) -> Ours:
+    x = layer.x.to(device=device, dtype=DTYPES[precision])
+    weight = layer.weight.to(device=device, dtype=DTYPES[precision])
+    return _fastest_of(layer.shape, x, weight, _variants(precision, granularity), tune_s)
+
+
+def dense_of(shape: LayerShape, x: torch.Tensor, weight: torch.Tensor, precision: str,
+             tune_s: float) -> Ours:  # fmt: skip
+    """The same kernel jumping over no zero: what of a ratio is fusion, occupancy and latency.
+    Raises NotApplicableError where there is none."""
+    from narrowgauge_kernels.sparse.shapes import Variant
+
+    if x.device.type != "cuda":
+        raise NotApplicableError("our dense kernel is for NVIDIA GPUs")
+    if precision == "tf32":
+        raise NotApplicableError("our dense kernel has no tf32", why="CUDA cores do not know it")
+    try:
+        return _fastest_of(shape, x, weight, [Variant(precision, path="dense")], tune_s)
+    except (SkippedError, DeviceError, ToolchainMissingError) as error:
+        raise NotApplicableError(error.what, why=error.why) from error
+
+
+def _fastest_of(
+    sizes: LayerShape, x: torch.Tensor, weight: torch.Tensor, variants: List[Any], tune_s: float
+) -> Ours:
     # Loaded here: it looks for the CUDA driver and for a compiler.
     from narrowgauge_kernels.sparse.launching import Convolution
     from narrowgauge_kernels.sparse.shapes import Shape
 
-    sizes = layer.shape
     shape = Shape(
-        len(layer.x), sizes.channels, sizes.size, sizes.size, sizes.filters, sizes.kernel,
+        len(x), sizes.channels, sizes.size, sizes.size, sizes.filters, sizes.kernel,
         sizes.stride, sizes.padding,
     )  # fmt: skip
-    x = layer.x.to(device=device, dtype=DTYPES[precision])
-    weight = layer.weight.to(device=device, dtype=DTYPES[precision])
-    variants = _variants(precision, granularity)
     trials: List[Tuple[float, Call, Dict[str, Any]]] = []
     tried: Dict[str, str] = {}
     for variant in variants:
         try:
-            tile = _tile(shape, variant, device, tune_s / len(variants))
+            tile = _tile(shape, variant, x.device, tune_s / len(variants))
             convolution = Convolution(shape, tile, variant)
             call = _call(convolution, x, weight)
-            seconds = glance(call, device)
+            seconds = glance(call, x.device)
         except SparseArgumentError as error:
             tried[variant.text()] = str(error).splitlines()[0]
             continue
@@ -131,7 +151,7 @@ def _variants(precision: str, granularity: str) -> List[Any]:
 
     made = []
     if precision != "tf32" and granularity in ("auto", ELEMENT):
-        made += [Variant(precision, path=path) for path in ("fused", "lists")]
+        made += [Variant(precision, path=path) for path in ("fused", "window", "lists")]
     if precision != "fp32" and granularity in ("auto", TENSOR_CORE):
         made += [
             Variant(precision, granularity=TENSOR_CORE, layout=layout)

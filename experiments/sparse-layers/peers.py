@@ -9,6 +9,8 @@
 | `cudnn`        | the fastest of cuDNN's NHWC plans that were found within `plans` and `plan_s`  |
 | `cudnn_alone`  | the same without its ReLU: what a network that fuses it into the layer before  |
 |                | would see, and how much of a ratio is that ReLU's                              |
+| `own_dense`    | our kernel of the same design that jumps over no zero: what of a ratio is not  |
+|                | the zeros' (a GPU; fp32 and fp16)                                              |
 | `torch_sparse` | torch's own sparse product (COO) of the windows and the weight, lists included |
 | `spconv`       | spconv's submanifold convolution, where whole pixels are zero (`pixel` maps)   |
 """
@@ -26,6 +28,7 @@ from narrowgauge_contract.errors import NotApplicableError
 from .gemm import ALGORITHMS, all_of
 from .looking import Call
 from .on_torch import torch_last, torch_packed, torch_plain
+from .ours import dense_of
 from .plans import Searched, after_relu, search
 from .problem import Peer, Problem, problem_of
 
@@ -33,8 +36,8 @@ __all__ = ["PEERS", "Found", "Peer", "Problem", "peers_of", "problem_of"]
 
 #: In the order of a record.
 PEERS = (
-    "torch", "torch_last", "torch_packed", *ALGORITHMS, "cudnn", "cudnn_alone", "torch_sparse",
-    "spconv",
+    "torch", "torch_last", "torch_packed", *ALGORITHMS, "cudnn", "cudnn_alone", "own_dense",
+    "torch_sparse", "spconv",
 )  # fmt: skip
 #: Elements of unfolded windows, at most, that torch's sparse product is given.
 _MOST_WINDOWS = 1 << 25
@@ -51,9 +54,12 @@ class Found:
     engines: Tuple[Dict[str, Any], ...] = ()
 
 
-def peers_of(problem: Problem, asked: Sequence[str], plans: int, seconds: float) -> Found:
+def peers_of(
+    problem: Problem, asked: Sequence[str], plans: int, seconds: float, tune_s: float
+) -> Found:
     """Those of `asked` (names of PEERS) that this device has. `plans`, `seconds`: how many of
-    cuDNN's configurations are built at most, and for how long."""
+    cuDNN's configurations are built at most, and for how long. `tune_s`: how long a tile of our own
+    is looked for, where none is stored."""
     found: List[Peer] = []
     missing: Dict[str, str] = {}
     searched: List[Searched] = []
@@ -67,6 +73,7 @@ def peers_of(problem: Problem, asked: Sequence[str], plans: int, seconds: float)
         "torch_last": lambda: [torch_last(problem)],
         "torch_packed": lambda: [torch_packed(problem)],
         "cudnn": cudnn_plans,
+        "own_dense": lambda: [_own_dense(problem, tune_s)],
         "torch_sparse": lambda: [Peer("torch_sparse", _torch_sparse(problem))],
         "spconv": lambda: [_spconv(problem)],
     }
@@ -105,6 +112,11 @@ def _trio(problem: Problem) -> Tuple[List[Peer], Dict[str, str]]:
         }  # fmt: skip
         peers.append(Peer(name, after_relu(x, algorithm.x, algorithm), about))
     return peers, missing
+
+
+def _own_dense(problem: Problem, tune_s: float) -> Peer:
+    made = dense_of(problem.shape, problem.x, problem.weight, problem.precision, tune_s)
+    return Peer("own_dense", made.call, made.about)
 
 
 def _torch_sparse(problem: Problem) -> Call:

@@ -15,6 +15,7 @@ from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_lab.engines.own import cudnn
 from narrowgauge_lab.engines.own.cudnn import ConvPlan, ConvProblem
 
+from .kept_plans import keep, kept
 from .looking import Call, glance
 from .problem import Peer, Problem
 
@@ -37,14 +38,17 @@ class Searched:
 
 
 def search(problem: Problem, limit: int, seconds: float) -> Searched:
-    """With its ReLU and without. `limit` and `seconds` are of both searches together. Raises
-    NotApplicableError."""
+    """With its ReLU and without. `limit` and `seconds` are of both searches together; what an
+    earlier row found within them is taken, the fastest of it measured anew. Raises
+    NotApplicableError, DiskFullError."""
     if not problem.x.is_cuda:
         raise NotApplicableError("cuDNN is for NVIDIA GPUs")
     reason = cudnn.missing()
     if reason:
         raise NotApplicableError("cudnn-frontend is not usable here", why=reason)
-    plans, note = surveyed(problem, limit, seconds)
+    stated, bounds = conv_problem(problem, False), (limit, seconds)
+    known = kept(stated, problem.x.device, bounds)
+    plans, note = known or surveyed(problem, limit, seconds)
     if not plans:
         raise NotApplicableError("cuDNN has no engine for this problem", why=note)
     timed: List[Tuple[float, ConvPlan, Call, Call]] = []
@@ -54,6 +58,8 @@ def search(problem: Problem, limit: int, seconds: float) -> Searched:
         taken = glance(both, problem.x.device, _LOOK_S)
         timed.append((taken, plan, both, call))
     timed.sort(key=lambda each: each[0])
+    if known is None:
+        keep(stated, problem.x.device, bounds, [plan for _, plan, _, _ in timed], note)
     engines = tuple(
         {"engine": plan.name, "from": plan.source, "bias": plan.problem.bias, "seconds": taken}
         for taken, plan, _, _ in timed

@@ -27,7 +27,9 @@ from .times import DENSE, SELECTED, Times, measure_layer, record_layer, record_t
 from .two_to_four import halved
 
 #: By the value of the parameter `peers`.
-_ASKED: Dict[str, Tuple[str, ...]] = {"none": (), "dense": DENSE, "all": (*PEERS, SELECTED)}
+_ASKED: Dict[str, Tuple[str, ...]] = {
+    "none": (), "dense": (*DENSE, "own_dense"), "all": (*PEERS, SELECTED),
+}  # fmt: skip
 #: How long the layer that chooses is calibrated at each share of zeros, at most.
 _CALIBRATE_S = 0.5
 
@@ -116,7 +118,9 @@ def _peers(ctx: RowContext, layer: Layer, precision: str) -> Found:
     parameters = ctx.parameters
     asked = _ASKED[parameters["peers"]]
     problem = problem_of(layer, ctx.device, precision)
-    found = peers_of(problem, asked, parameters["plans"], parameters["plan_s"])
+    found = peers_of(
+        problem, asked, parameters["plans"], parameters["plan_s"], parameters["tune_s"]
+    )
     if SELECTED not in asked:
         return found
     try:

@@ -59,8 +59,9 @@ _Path = Annotated[
     str,
     typer.Option(
         "--path",
-        metavar="fused|lists|switched",
-        help="One launch; lists first; or lists and a dense kernel, one of which the device runs.",
+        metavar="fused|window|dense|lists|switched",
+        help="One launch, with lists, jumping over zeros, or over none; lists first; or lists and "
+        "a dense kernel, one of which the device runs.",
     ),
 ]
 _Bias = Annotated[bool, typer.Option("--bias", help="Add a bias.")]
