@@ -13,7 +13,7 @@ import torch
 from narrowgauge_kernels.sparse.errors import SparseArgumentError
 from narrowgauge_kernels.sparse.launching import Convolution
 from narrowgauge_kernels.sparse.shapes import ELEMENT, TENSOR_CORE, Shape, Variant
-from narrowgauge_kernels.sparse.tuning import best_tile
+from narrowgauge_kernels.sparse.tuning import best_tile, faster_path
 
 __all__ = ["Generated", "run_generated", "shape_of", "variant_of"]
 
@@ -95,13 +95,15 @@ class Generated:
         crossover: float = 0.0,
         stream: int = 0,
     ) -> Convolution:
-        """For maps like x. Raises SparseArgumentError and what compiling raises."""
+        """For maps like x, on the path that a search found faster, of those that skip zeros in one
+        launch. Raises SparseArgumentError and what compiling raises."""
         shape = shape_of(x, weight, stride, padding)
         key = (x.device, shape, variant, crossover, stream)
         if key not in self._made:
-            tile = best_tile(shape, variant, x.device)
+            taken = faster_path(shape, variant, x.device)
+            tile = best_tile(shape, taken, x.device)
             self._made[key] = Convolution(
-                shape, tile, variant, crossover, keeps_weight=self._keeps_weights
+                shape, tile, taken, crossover, keeps_weight=self._keeps_weights
             )
         return self._made[key]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import pickle
 import types
 
@@ -113,6 +114,7 @@ def test_a_layer_keeps_its_kernels_and_a_copy_has_none(monkeypatch):
         return default_tile(shape, variant, "9.0")
 
     monkeypatch.setattr(sparse_generated, "best_tile", tile)
+    monkeypatch.setattr(sparse_generated, "faster_path", lambda shape, variant, device: variant)
     monkeypatch.setattr(sparse_generated, "Convolution", lambda *given, **named: (*given, named))
     generated, weight = Generated(), torch.zeros(32, 64, 3, 3)
     small, large = torch.zeros(1, 64, 7, 7), torch.zeros(1, 64, 14, 14)
@@ -150,3 +152,19 @@ def test_on_a_gpu_the_function_is_near_float64_forward_and_backward(dtype, batch
     for one, other in [(result, wanted)] + [(a.grad, b.grad) for a, b in zip(ours, theirs)]:
         worst = (one.double() - other).abs().max().item()
         assert worst <= tolerance * max(1.0, other.abs().max().item())
+
+
+def test_a_layer_takes_the_path_that_was_found_faster(monkeypatch):
+    def other(shape, variant, device):
+        return dataclasses.replace(variant, path="window")
+
+    monkeypatch.setattr(sparse_generated, "faster_path", other)
+    monkeypatch.setattr(sparse_generated, "best_tile", lambda *rest: default_tile(*rest[:2], "9.0"))
+    monkeypatch.setattr(sparse_generated.Convolution, "__init__", _keep_variant)
+    x, weight = torch.zeros(1, 4, 6, 6), torch.zeros(8, 4, 3, 3)
+    made = Generated().convolution(x, weight, (1, 1), (1, 1), Variant())
+    assert made.variant.path == "window"
+
+
+def _keep_variant(self, shape, tile, variant, crossover=0.0, machine=None, keeps_weight=True):
+    self.variant = variant

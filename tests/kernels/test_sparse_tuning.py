@@ -17,7 +17,7 @@ from narrowgauge_kernels.sparse.compiling import cache_directory, find_compiler
 from narrowgauge_kernels.sparse.errors import DeviceError, SparseArgumentError
 from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
 from narrowgauge_kernels.sparse.tiles import candidates, default_tile
-from narrowgauge_kernels.sparse.tuning import best_tile, stored_tile, tune
+from narrowgauge_kernels.sparse.tuning import best_tile, faster_path, stored_tile, tune
 
 SHAPE, VARIANT = Shape(1, 128, 14, 14, 32), Variant()
 DEVICE = ("NVIDIA H200", "9.0")
@@ -68,6 +68,19 @@ def test_other_shapes_variants_and_devices_have_their_own(env):
     assert stored_tile(SHAPE, with_more, DEVICE, env) == wanted
     assert stored_tile(Shape(2, 128, 14, 14, 32), VARIANT, DEVICE, env) is None
     assert stored_tile(SHAPE, VARIANT, ("NVIDIA H100", "9.0"), env) is None
+
+
+def test_the_faster_path_is_the_one_that_was_measured_so(env):
+    window, cores = Variant(path="window"), Variant("fp16", granularity="tensor-core")
+    assert faster_path(SHAPE, VARIANT, None, env, DEVICE) == VARIANT
+    search(env, lambda tile: 3.0 + tile.rows)
+    assert faster_path(SHAPE, window, None, env, DEVICE) == VARIANT, "the only one known"
+    search(env, lambda tile: 1.0 + tile.rows, variant=window)
+    assert faster_path(SHAPE, VARIANT, None, env, DEVICE) == window
+    biased = Variant(bias=True, relu_output=True)
+    assert faster_path(SHAPE, biased, None, env, DEVICE).path == "window"
+    assert faster_path(SHAPE, Variant(path="dense"), None, env, DEVICE).path == "dense"
+    assert faster_path(SHAPE, cores, None, env, DEVICE) == cores
 
 
 def test_without_a_stored_tile_the_estimate_chooses(env):

@@ -21,13 +21,13 @@ from narrowgauge_kernels.sparse.compiling import cache_directory, write_atomic
 from narrowgauge_kernels.sparse.errors import DeviceError, SparseArgumentError
 from narrowgauge_kernels.sparse.generate import generate
 from narrowgauge_kernels.sparse.launching import Convolution
-from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
+from narrowgauge_kernels.sparse.shapes import TENSOR_CORE, Shape, Tile, Variant
 from narrowgauge_kernels.sparse.tiles import candidates, default_tile
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Found", "Trial", "best_tile", "stored_tile", "tune"]
+__all__ = ["Found", "Trial", "best_tile", "faster_path", "stored_tile", "tune"]
 
 _FORMAT = 1
 _REPLAYS, _CALLS, _ZEROS = 7, 20, 0.65
@@ -35,6 +35,8 @@ _REPLAYS, _CALLS, _ZEROS = 7, 20, 0.65
 _SECONDS = 60.0
 #: Tiles of a shape that are tried, at most.
 _MOST_TILES = 512
+#: Paths of one launch that skip zeros by element.
+_SKIPPING = ("fused", "window")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +111,30 @@ def best_tile(
     name, arch = identity or device_identity(device)
     stored = stored_tile(shape, variant, (name, arch), env)
     return stored or default_tile(shape, variant, arch)
+
+
+def faster_path(
+    shape: Shape,
+    variant: Variant,
+    device: Optional[torch.device] = None,
+    env: Optional[Mapping[str, str]] = None,
+    identity: Optional[Tuple[str, str]] = None,
+) -> Variant:
+    """The variant on whichever of the paths fused and window a search found faster on this device;
+    as it is where none was searched, and on another path. Raises as `stored_tile`."""
+    if variant.path not in _SKIPPING or variant.granularity == TENSOR_CORE:
+        return variant
+    path = _path(*(identity or device_identity(device)), env)
+    known, times = _read(path), {}
+    for name in _SKIPPING:
+        found = known.get(_key(shape, dataclasses.replace(variant, path=name)))
+        if found is not None:
+            try:
+                times[name] = float(found["microseconds"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise _damaged(path, error) from error
+    fastest = min(times, key=lambda name: times[name], default=variant.path)
+    return dataclasses.replace(variant, path=fastest)
 
 
 def stored_tile(
