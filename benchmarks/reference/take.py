@@ -9,13 +9,12 @@ again, and what was cut off goes on (`python3 -m narrowgauge_lab run --resume`),
 GPU is a lane with its share of the cores; a lane takes the next job of the list when it is free,
 and a run that was cut off goes on in the lane it began in: on another GPU it would be another run.
 
-A list is a TOML file. Its `needs`, if any, names the packages without which its records would lack
-something, by the names they are imported by; where one is missing nothing begins, unless it is said
-to go `--without` it. Then come `[[job]]` tables, each with a unique `name` and either `experiment`
-(with `profile`, and `parameters` as `-p` takes them) or `command`, a list of words. `env` sets
-variables,
-`alone = true` waits until every other lane has ended, and the others wait for it: for what measures
-the CPU or the bus too.
+A list is a TOML file; what several have in common is done once. Its `needs`, if any, names the
+packages without which its records would lack something, by the names they are imported by; where
+one is missing nothing begins, unless it is said to go `--without` it. Then come `[[job]]` tables,
+each with a unique `name` and either `experiment` (with `profile`, and `parameters` as `-p` takes
+them) or `command`, a list of words. `env` sets variables, `alone = true` waits until every other
+lane has ended, and the others wait for it: for what measures the CPU or the bus too.
 
 The host is described once, as the launcher would (DIR/host.json), so that records say where they
 come from; where this Python is too old for the launcher they do not, and it is said.
@@ -89,6 +88,8 @@ def load_jobs(paths: Sequence[Path]) -> list[Job]:
             if unknown:
                 raise ListError(f"{place} has the unknown key '{unknown[0]}'")
             job = _job(table, place)
+            if job in jobs:
+                continue  # several lists begin with the same
             if job.name in {earlier.name for earlier in jobs}:
                 raise ListError(f"{place}: the name '{job.name}' is used twice")
             jobs.append(job)

@@ -126,6 +126,14 @@ def test_a_lane_that_is_not_there_any_more_keeps_nobody_waiting(
     assert ended(out, "a")["exit_code"] == 0
 
 
+def test_what_lists_have_in_common_is_done_once(take: ModuleType) -> None:
+    lists = sorted((FOLDER / "lists").glob("*.toml"))
+    jobs = take.load_jobs([path for path in lists if path.stem in ("engines", "sparse")])
+    names = [job.name for job in jobs]
+    assert names.count("kernels") == 1
+    assert {"vgg16-fp16", "layers-fp32"} <= set(names)
+
+
 def test_packs_what_a_reader_needs(take: ModuleType, tmp_path: Path) -> None:
     code = "import os; open(os.environ['OUT'] + '/record.json', 'w').write('{}')"
     code += "; open(os.environ['OUT'] + '/weights.pt', 'w').write('large')"
@@ -162,7 +170,10 @@ def test_a_run_is_told_what_host_it_is_on(take: ModuleType, tmp_path: Path) -> N
         ('[[job]]\nname = "a"\n', "either 'experiment' or 'command'"),
         ('[[job]]\nname = "../a"\ncommand = ["x"]\n', "needs a name"),
         ('[[job]]\nname = "a"\ncommand = ["x"]\ncomand = 1\n', "unknown key 'comand'"),
-        ('[[job]]\nname = "a"\ncommand = ["x"]\n' * 2, "used twice"),
+        (
+            '[[job]]\nname = "a"\ncommand = ["x"]\n[[job]]\nname = "a"\ncommand = ["y"]\n',
+            "used twice",
+        ),
         ("[[job", ""),
     ],
 )
