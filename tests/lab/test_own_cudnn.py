@@ -376,3 +376,31 @@ def test_the_public_functions_search_and_load(
     (plan, *_) = cudnn.plans(BASE, CPU)
     assert cudnn.rebuild(BASE, plan.blob(), CPU).name == plan.name
     assert cudnn.survey(BASE, CPU, limit=1).cut
+
+
+def test_a_plan_that_is_held_serves_all_of_its_problem(
+    fresh: pytest.MonkeyPatch, engines: List[Engine]
+) -> None:
+    """And is read anew for another problem, or once nobody holds it any more."""
+    engines.append(Engine())
+    library, read = CpuLibrary(fake), []
+    fresh.setattr(cudnn, "_library", lambda: library)
+    take = fake.pygraph.deserialize
+    fresh.setattr(
+        fake.pygraph, "deserialize", lambda graph, data: (read.append(1), take(graph, data))[1]
+    )
+    (plan, *_) = cudnn.plans(BASE, CPU)
+    other = dataclasses.replace(BASE, batch=BASE.batch + 1)
+    (beside, *_) = cudnn.plans(other, CPU)
+    blob = plan.blob()
+
+    first = cudnn.rebuild(BASE, blob, CPU)
+    assert cudnn.rebuild(BASE, bytes(bytearray(blob)), CPU) is first
+    assert len(read) == 1
+    assert cudnn.rebuild(other, beside.blob(), CPU) is not first
+    assert len(read) == 2
+    with pytest.raises(CudnnPlanError, match="another problem"):
+        cudnn.rebuild(other, blob, CPU)
+    del first
+    cudnn.rebuild(BASE, blob, CPU)
+    assert len(read) == 3
