@@ -26,7 +26,6 @@ from .shares import plan_of
 __all__ = ["decision", "least_median", "per_decision"]
 
 
-# unverified: decisions of captured stages, timed | no GPU here | anytime-speed -p measure=decision
 def decision(ctx: RowContext, subject: Subject) -> None:
     """Record `decision_device` and `decision_host`, the seconds that each of them adds to the same
     captured work without decisions, for each exit but the last; `decision_times` is host over

@@ -33,7 +33,6 @@ _ROUND = r"""
   if (filter >= filters || pixel >= pixels || image >= images) return;
   const long long row = (long long)image * pixels + pixel;
 """
-# unverified: the untiled kernels on a GPU | no GPU at hand | narrowgauge run approx-mac on a GPU
 _SOURCES = {
     "untiled_float": r"""
 extern "C" __global__ void untiled_float(const float* x, const float* weight, float* out,

@@ -72,7 +72,6 @@ def _has_cores(x: torch.Tensor) -> bool:
     return torch.cuda.get_device_capability(x.device) >= _TENSOR_CORE_CAPABILITY
 
 
-# unverified: layers by generated kernels | no GPU here | pytest -m gpu tests/lab tests/kernels
 class Generated:
     """The generated convolutions of one layer, by what they are for.
 

@@ -107,7 +107,6 @@ def _sparse(
 def _runner(module: nn.Module, wanted: Preparation, example: torch.Tensor, layout: str) -> Runner:
     if wanted.device.type != "cuda":
         return TorchRunner(module, module, wanted, example, layout)
-    # unverified: sparse networks in a CUDA graph | no GPU here | run sparse-network on one
     from narrowgauge_lab.engines.graph import GraphRunner
 
     return GraphRunner(module, module, wanted, example, layout, benchmark=True)

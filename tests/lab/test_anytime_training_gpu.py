@@ -1,7 +1,5 @@
 """What only a GPU can show of training by exits: captured steps equal eager ones."""
 
-# unverified: projections in a captured step | no GPU here | pytest -m gpu on a machine with one
-
 from __future__ import annotations
 
 from typing import List

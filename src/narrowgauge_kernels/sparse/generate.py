@@ -39,6 +39,7 @@ _LISTS = "Entry* entries, int* lengths"
 _VERDICT = "const unsigned int* zeros, unsigned int least"
 
 
+# unverified: paths window and dense, jumps in PTX | no GPU since | pytest -m gpu tests/kernels
 def generate(shape: Shape, tile: Tile, variant: Variant, arch: str) -> str:
     """The source for a compute capability such as `9.0`.
 

@@ -62,7 +62,6 @@ class Packed:
         self.rest[nowhere:].fill_(nowhere)
 
 
-# unverified: compaction by captured batch sizes | no GPU here | nox -s gpu on one
 class BucketedExits:
     """A pass with compaction, by captured stages. Raises what CapturedStages raises, BadValueError
     for a batch of none among it.

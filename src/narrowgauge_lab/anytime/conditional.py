@@ -88,7 +88,6 @@ def why_not(device: torch.device, library: str = "libcuda.so.1") -> str:
     return ""
 
 
-# unverified: chains of conditional graph nodes | no GPU here | nox -s gpu on one
 class DriverGraphs:
     """What a chain needs of the driver, on one device, whose context is made current.
 

@@ -37,7 +37,6 @@ __all__ = [
 _WARM_UP = 3
 
 
-# unverified: stages of a network with their policy captured | no GPU here | nox -s gpu on one
 class CapturedStages:
     """The stages of a network in eval mode, each in a CUDA graph, for batches like `images`.
 
