@@ -29,11 +29,16 @@ facts() {
     case $place in '~/'*) place=$HOME/${place#'~/'} ;; esac
     say "user $(id -u) $(id -g) $HOME"
     say "machine $(uname -m) $(uname -r) $(nproc)"
-    for path in etc/os-release etc/nv_tegra_release proc/cpuinfo proc/meminfo \
-        proc/device-tree/compatible proc/device-tree/model \
-        sys/devices/system/cpu/cpu0/cpufreq/scaling_governor \
-        sys/devices/system/cpu/cpu0/cpufreq/scaling_min_freq \
-        sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq; do
+    described=
+    for path in /etc/os-release /etc/nv_tegra_release /proc/cpuinfo /proc/meminfo \
+        /sys/devices/system/cpu/cpu0/cpufreq/scaling_governor \
+        /sys/devices/system/cpu/cpu0/cpufreq/scaling_min_freq \
+        /sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq; do
+        [ ! -r "$path" ] || described="$described $path"
+    done
+    # shellcheck disable=SC2086 # a list of paths
+    [ -z "$described" ] || texts $described
+    for path in proc/device-tree/compatible proc/device-tree/model; do
         [ -r "/$path" ] || continue
         content=$(head -c 4096 "/$path" | tr '\000' '\n')
         say "file ${#content} $path" && printf '%s' "$content"
@@ -59,6 +64,19 @@ facts() {
     [ -z "$images" ] || found=$(docker image inspect --format '@ng image {{json .}}' $images 2>/dev/null)
     wait
     [ -z "$found" ] || printf '%s\n' "$found"
+}
+
+# texts FILE...: the first 4 KiB of each, all by one process: a board takes a millisecond or more to
+# start one.
+texts() {
+    awk 'function put() {
+            content = substr(content, 1, 4096)
+            sub(/\n+$/, "", content)
+            printf "@ng file %d %s\n%s", length(content), name, content
+        }
+        FNR == 1 { if (name != "") put(); name = substr(FILENAME, 2); content = "" }
+        length(content) < 4096 { content = content $0 "\n" }
+        END { if (name != "") put() }' "$@"
 }
 
 engine() {
@@ -139,6 +157,14 @@ listen() {
         esac
     done <&3
     [ ! -d "$home" ] || : >"$home/launcher-gone"
+}
+
+# Listening beside what follows, without the lease: with `listen 8<&-` a shell would keep a copy. Who
+# ends this command ends that one too, which else would hold its connection open.
+attend() {
+    (exec 8<&- 9<&- && listen) &
+    listening=$!
+    { echo "$listening $(born $listening)" >>"$home/pid"; } 2>/dev/null
 }
 
 discard() {
@@ -283,6 +309,8 @@ run() {
     printf '%s' "$holder" | overwrite "$lock"
     docker volume inspect "$cache" >/dev/null 2>&1 && say 'cache warm' || say 'cache cold' &
     asking=$!
+    docker image inspect --format '{{.Id}}' "$image" >"$home/image" 2>&1 &
+    looking=$!
     # A connection that fell silent must not keep the board: at 50 kB/s it would be done by then.
     said=$(timeout $((60 + size / 50000)) head -c "$size" <&3 2>&1 >"$home/input.tar") || {
         came=$? && abandon
@@ -302,9 +330,9 @@ run() {
     *) abandon; fail input 'the inputs arrived changed' ;;
     esac
     said=$(tar -x -f "$home/input.tar" -C "$home" 2>&1) || { abandon; room "$said"; fail folder "$said"; }
-    wait $asking
-    found=$(docker image inspect --format '{{.Id}}' "$image" 2>&1)
-    [ "$found" = "$image" ] || { abandon; fail image "$found"; }
+    wait $asking $looking
+    read -r found <"$home/image"
+    [ "$found" = "$image" ] || { found=$(cat "$home/image") && abandon; fail image "$found"; }
     said=$(docker "$@" 2>&1 >/dev/null 8<&- 9<&- 3<&-) || {
         patiently docker rm --force "$name" >/dev/null
         abandon
@@ -313,8 +341,7 @@ run() {
     # A new name needs no room on a disk that the run may have filled by now.
     mv "$home/beginning" "$home/pid"
     say started
-    listen 8<&- 9<&- &
-    listening=$!
+    attend
     follow 0
     report ''
     release
@@ -385,8 +412,7 @@ watch() {
     rm -f "$home/launcher-gone"
     : >"$home/beat"
     say started
-    listen 8<&- &
-    listening=$!
+    attend
     follow "$6"
     # What was left of the connection that was cut may hold the lease while it waits to be read.
     if [ -z "$lock" ]; then
