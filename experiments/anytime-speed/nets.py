@@ -17,6 +17,7 @@ from narrowgauge_lab.anytime.systems.branchynet import branchy_net
 from narrowgauge_lab.anytime.systems.iresnext import iresnext
 from narrowgauge_lab.anytime.systems.nested import NestedNet, channels_of
 from narrowgauge_lab.anytime.thresholds import for_shares
+from narrowgauge_lab.batch_statistics import reestimate_from
 
 __all__ = ["Subject", "nobody", "subject"]
 
@@ -69,23 +70,10 @@ def subject(parameters: Parameters, device: torch.device, seed: int, batch: int)
     image = BRANCHY[name].image if name in BRANCHY else _CIFAR
     generator = torch_compat.generator_for(torch.device("cpu"), seed)
     images = torch.randn(batch, *image, generator=generator).to(device)
-    _settle(net, torch.randn(_SETTLING_IMAGES, *image, generator=generator).to(device))
-    return Subject(net, images, exit_costs(net, images[:1]))
-
-
-def _settle(net: AnytimeNetwork, images: torch.Tensor) -> None:
-    """Give normalisation the statistics of these images: without, a deep network of random weights
-    answers with infinities."""
-    norms = [each for each in net.modules() if isinstance(getattr(each, "momentum", None), float)]
-    before = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.momentum = 1.0
-    net.train()
-    with torch.no_grad():
-        net(images)
+    # Without statistics of its own, a deep network of random weights answers with infinities.
+    reestimate_from(net, [torch.randn(_SETTLING_IMAGES, *image, generator=generator).to(device)])
     net.eval()
-    for norm, momentum in zip(norms, before):
-        norm.momentum = momentum
+    return Subject(net, images, exit_costs(net, images[:1]))
 
 
 def nobody(kind: str) -> Threshold:

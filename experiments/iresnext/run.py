@@ -13,9 +13,10 @@ from narrowgauge_lab.anytime.feeds import Splits, make_splits
 from narrowgauge_lab.anytime.logits_file import About
 from narrowgauge_lab.anytime.objective import ExitLosses, Objective
 from narrowgauge_lab.anytime.systems.iresnext import IResNeXt, iresnext
-from narrowgauge_lab.anytime.systems.iresnext_training import Sandwich, recalibrate
+from narrowgauge_lab.anytime.systems.iresnext_training import Sandwich
 from narrowgauge_lab.anytime.training import train_anytime
 from narrowgauge_lab.augment import Augmentation
+from narrowgauge_lab.batch_statistics import reestimate
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.optim import SGD
 from narrowgauge_lab.schedule import MultiStep, milestones
@@ -83,12 +84,15 @@ def _recipe(ctx: RowContext, objective: Objective) -> training.Recipe:
 
 
 def _settling(ctx: RowContext, net: IResNeXt, splits: Splits) -> Optional[Callable[[], None]]:
-    """What comes between the training by the sandwich rule and the answers; None by the other."""
+    """What comes between the training by the sandwich rule and the answers; None by the other.
+
+    Running averages are of the exits that updates had, and random ones had few.
+    """
     if ctx.parameters["objective"] == "all":
         return None
 
     def settle() -> None:
-        taken = recalibrate(
+        taken = reestimate(
             net,
             splits.training,
             precision.enter(ctx.parameters["precision"], ctx.device),

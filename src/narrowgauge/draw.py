@@ -12,12 +12,13 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from narrowgauge import statistics
 from narrowgauge.draw_anytime import anytime_pictures
 from narrowgauge.draw_heat import heat_size, paint_heat, read_heat
 from narrowgauge.draw_ladder import ladder_size, paint_ladder
+from narrowgauge.draw_maps import maps_size, paint_maps, read_maps
 from narrowgauge.draw_spans import has_traces, span_pictures
 from narrowgauge.draw_stacked import paint_stacks, stacks_size
 from narrowgauge.draw_style import COLOURS, write_pictures
@@ -80,6 +81,7 @@ def _paint(drawing: Drawing, record: Record, folder: RunFolder, floors: Floors) 
         "bar": lambda: _bars(drawing, record),
         "confusion": lambda: _confusions(drawing, record, folder),
         "heat": lambda: _heats(drawing, record, folder),
+        "maps": lambda: _maps(drawing, record, folder),
         "anytime": lambda: _anytimes(drawing, record, folder),
         "ladder": lambda: _ladders(drawing, record, floors),
         "stacked": lambda: _stacks(drawing, record),
@@ -102,8 +104,10 @@ def _curves(drawing: Drawing, record: Record) -> Iterator[tuple[str, Figure]]:
     """A panel per metric, a colour per configuration, a thin line per repeat, a thick median."""
     from matplotlib.ticker import MaxNLocator
 
-    found = [each for each in statistics.configurations(record.rows) if each.valid]
-    metrics = [name for name in drawing.metrics if any(r.metric(name) for r in record.valid_rows())]
+    valid = [each for each in statistics.configurations(record.rows) if each.valid]
+    found = [each for each in valid if drawing.shows(each.parameters)]
+    rows = [row for each in found for row in each.valid]
+    metrics = [name for name in drawing.metrics if any(row.metric(name) for row in rows)]
     if not metrics:
         return
     picture = _figure(1.5 + 4.2 * len(metrics), 4.2, drawing.title, record)
@@ -295,18 +299,38 @@ def _confusions(
         yield name, _heat_map(title, labels, counts, drawing, record)
 
 
-def _heats(drawing: Drawing, record: Record, folder: RunFolder) -> Iterator[tuple[str, Figure]]:
-    """A picture per configuration, of its first valid repeat that has the side file."""
+def _heats(drawing: Drawing, record: Record, folder: RunFolder) -> _Pictures:
+    for name, title, heat in _of_side_files(drawing, record, folder, read_heat):
+        picture = _figure(*heat_size(heat), title, record)
+        paint_heat(picture, heat, drawing)
+        yield name, picture
+
+
+def _maps(drawing: Drawing, record: Record, folder: RunFolder) -> _Pictures:
+    for name, title, maps in _of_side_files(drawing, record, folder, read_maps):
+        picture = _figure(*maps_size(maps), title, record)
+        paint_maps(picture, maps)
+        yield name, picture
+
+
+_Content = TypeVar("_Content")
+
+
+def _of_side_files(
+    drawing: Drawing,
+    record: Record,
+    folder: RunFolder,
+    read: Callable[[Row, str, RunFolder], _Content | None],
+) -> Iterator[tuple[str, str, _Content]]:
+    """A picture's name, title and content per configuration, of its first valid repeat that has the
+    side file."""
     found = [each for each in statistics.configurations(record.rows) if each.valid]
     names = statistics.varying(found)
     for each in found[:_MOST_MATRICES]:
-        maps = (read_heat(row, drawing.side_file, folder) for row in each.valid)
-        heat = next((one for one in maps if one is not None), None)
-        if heat is not None:
-            name, title = _called(drawing, each.label(names))
-            picture = _figure(*heat_size(heat), title, record)
-            paint_heat(picture, heat, drawing)
-            yield name, picture
+        contents = (read(row, drawing.side_file, folder) for row in each.valid)
+        content = next((one for one in contents if one is not None), None)
+        if content is not None:
+            yield *_called(drawing, each.label(names)), content
 
 
 def _anytimes(drawing: Drawing, record: Record, folder: RunFolder) -> Iterator[tuple[str, Figure]]:

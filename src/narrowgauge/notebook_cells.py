@@ -182,6 +182,30 @@ for label, rows in shown.items():
         panel.set_ylabel(drawing.y)
         plt.show()"""
 
+_MAPS = """
+import json
+
+for label, rows in shown.items():
+    files = [RUN / side.path for row in rows for side in row.side_files
+             if side.path.endswith("/" + drawing.side_file)]
+    if files:
+        kept = json.loads(files[0].read_text())
+        wide, tall = 1 + len(kept["columns"]), len(kept["rows"])
+        picture, panels = plt.subplots(tall, wide, squeeze=False, figsize=(1.6 * wide, 1.7 * tall))
+        for line, name, image, maps in zip(panels, kept["rows"], kept["images"], kept["maps"]):
+            side = (-0.5, len(image[0]) - 0.5, len(image) - 0.5, -0.5)
+            for panel, values in zip(line, [None, *maps]):
+                panel.imshow(image, extent=side)
+                if values is not None:
+                    panel.imshow(values, cmap="inferno", alpha=0.6, vmin=0, vmax=1, extent=side,
+                                 interpolation="bilinear")
+                panel.axis("off")
+            line[0].set_title(name, fontsize=8)
+        for panel, name in zip(panels[0][1:], kept["columns"]):
+            panel.set_title(name, fontsize=8)
+        picture.suptitle(f"{drawing.title}: {label}")
+        plt.show()"""
+
 _LADDER = """
 ladder = drawing.ladder
 rungs = [(value, [row for row in record.rows if row.parameters.get(ladder.parameter) == value])
@@ -244,5 +268,6 @@ PICTURES = {
     "confusion": _CONFUSION,
     "heat": _HEAT,
     "ladder": _LADDER,
+    "maps": _MAPS,
     "stacked": _STACKED,
 }

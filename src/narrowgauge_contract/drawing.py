@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from narrowgauge_contract.spec import Parameter, Scalar
 
 __all__ = [
+    "Among",
     "Beside",
     "Drawing",
     "Ladder",
@@ -24,10 +25,11 @@ __all__ = [
 
 #: What each kind takes beside `name`, `kind` and `title`.
 _KEYS: Dict[str, Tuple[str, ...]] = {
-    "curve": ("metrics", "x", "y"),
+    "curve": ("metrics", "x", "y", "parameter", "values"),
     "bar": ("metrics", "x", "y"),
     "confusion": ("side_file", "x", "y"),
     "heat": ("side_file", "x", "y"),
+    "maps": ("side_file",),
     "ladder": ("parameter", "metric", "order", "ends", "names"),
     "anytime": (),
     "stacked": ("parameter", "metrics", "names", "beside", "x"),
@@ -77,14 +79,24 @@ class Stack:
 
 
 @dataclasses.dataclass(frozen=True)
+class Among:
+    """Which rows a picture shows: those in which `parameter` has one of `values`."""
+
+    parameter: str
+    values: Tuple[Scalar, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Drawing:
     """A picture.
 
-    `curve` and `bar` draw `metrics` (over the metric's own index); `confusion` draws `side_file`,
+    `curve` and `bar` draw `metrics` (over the metric's own index), a curve those `among` the rows
+    where it is given; `confusion` draws `side_file`,
     a JSON file with `labels` and `counts[true][predicted]`; `heat` too, one with `values`, a list
-    of rows, the names `rows` and `columns`, and `label`, what values are; `ladder` draws `ladder`;
-    `stacked` draws `metrics` as `stack` says; `anytime` draws what the exits of a network answered,
-    from the rows' logits.npz.
+    of rows, the names `rows` and `columns`, and `label`, what values are; `maps` draws one with
+    `images`, a line of `maps` from 0 to 1 for each, and their names `rows` and `columns`; `ladder`
+    draws `ladder`; `stacked` draws `metrics` as `stack` says; `anytime` draws what the exits of a
+    network answered, from the rows' logits.npz.
     """
 
     name: str
@@ -96,6 +108,12 @@ class Drawing:
     y: str = ""
     ladder: Optional[Ladder] = None
     stack: Optional[Stack] = None
+    among: Optional[Among] = None
+
+    def shows(self, parameters: Mapping[str, Scalar]) -> bool:
+        """Whether rows of these parameters are in the picture."""
+        among = self.among
+        return among is None or parameters.get(among.parameter) in among.values
 
 
 def parse_drawings(
@@ -127,7 +145,21 @@ def _parse_drawing(
         y=body.get("y", ""),
         ladder=_parse_ladder(body, parameters, f"{where} '{name}'") if kind == "ladder" else None,
         stack=_parse_stack(body, parameters, f"{where} '{name}'") if kind == "stacked" else None,
+        among=_parse_among(body, parameters, f"{where} '{name}'") if kind == "curve" else None,
     )
+
+
+def _parse_among(
+    body: Mapping[str, Any], parameters: Mapping[str, Parameter], where: str
+) -> Optional[Among]:
+    """Which rows, where not all of them."""
+    if "parameter" not in body and "values" not in body:
+        return None
+    parameter = named_parameter(body, parameters, where)
+    values = values_of(body, "values", parameter, where)
+    if not values:
+        raise ExperimentFileError(f"{where}: 'values' is empty, and nothing would be drawn")
+    return Among(parameter.name, values)
 
 
 def _parse_ladder(

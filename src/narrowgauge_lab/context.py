@@ -84,6 +84,7 @@ class RowContext:
         self._metrics: Dict[str, Tuple[str, str]] = {}
         self._side_files: List[Path] = []
         self._prefix = ""
+        self._told_invalid: Optional[Callable[[str], None]] = None
 
     def data(self, name: str) -> FlatData:
         """A declared data set, memory-mapped.
@@ -193,6 +194,9 @@ class RowContext:
 
     def invalid(self, reason: str) -> None:
         """The row's numbers must not be used. May be said more than once; every reason is kept."""
+        if self._told_invalid is not None:
+            self._told_invalid(reason)
+            return
         self._log.emit(EventKind.INVALID, self._index, reason=reason)
 
     def progress(self, done: float, total: float, unit: str = "", phase: str = "") -> None:
@@ -252,13 +256,18 @@ class RowContext:
             mine._log = EventLog(Path(os.devnull))
         return mine
 
-    def for_stage(self, name: str) -> RowContext:
+    def for_stage(
+        self, name: str, told_invalid: Optional[Callable[[str], None]] = None
+    ) -> RowContext:
         """The row as one of its stages sees it, such as a training before the one that the row is
         about: its metrics and facts are called `name_…`, and its checkpoints are its own,
-        until those of the row are cleared."""
+        until those of the row are cleared. `told_invalid`: told instead of the row that the stage's
+        numbers must not be used; it decides what that means for the row."""
         mine = copy.copy(self)
         mine._prefix = f"{self._prefix}{name}_"
         mine.checkpoints = Checkpoints(self.checkpoints.folder / name, self.checkpoints.resume)
+        if told_invalid is not None:
+            mine._told_invalid = told_invalid
         return mine
 
     def finish(self, *, complete: bool = True) -> None:

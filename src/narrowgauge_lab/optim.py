@@ -15,6 +15,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
+from narrowgauge_contract.errors import UsageError
+
 __all__ = ["SGD", "Adadelta", "Adam", "FlatOptimizer", "OptimizerMaker"]
 
 
@@ -30,6 +32,12 @@ class FlatOptimizer(abc.ABC):
 
     def __init__(self, model: nn.Module, rate: float, state: Sequence[str]) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        if not self.parameters:
+            raise UsageError(
+                f"this {type(model).__name__} has no parameter to train",
+                why="it was converted to integers, which have no gradient, or all of it is frozen",
+                next_step="train the float or the fake-quantised network (quant.qat), then convert",
+            )
         device = self.parameters[0].device
         #: Zeros after each parameter, so that the next one begins where vector loads may begin.
         self._gaps = [torch.zeros(-p.numel() % _ALIGNMENT, device=device) for p in self.parameters]

@@ -39,24 +39,26 @@ def trained_weights(
     ctx: RowContext,
     model: nn.Module,
     asked: Optional[Path],
-    train: Callable[[RowContext, nn.Module], None],
+    train: Callable[[RowContext, nn.Module], Optional[bool]],
     label: str = "",
 ) -> bool:
     """Give `model`, which is on `ctx.device`, its weights, and put it into eval mode. False where
     training diverged: the row is INVALID, and nothing is left for others.
 
     `asked`: the file of a state dict, or None. `train(stage, model)` trains it, by parameters that
-    all rows of a run have alike; what it records begins with `exact_`. `label`: what tells networks
-    apart where rows of one run have several. Facts `weights_from` and `weights_sha256` say which
-    weights these are. Raises what `load_weights` and `train` raise.
+    all rows of a run have alike, and may say False where that diverged; what it records begins with
+    `exact_`. `label`: what tells networks apart where rows of one run have several. Facts
+    `weights_from` and `weights_sha256` say which weights these are. Raises what `load_weights` and
+    `train` raise.
     """
     path = asked or ctx.out / f"weights-{label}{ctx.seed}.pt"
     source = f"the file {path.name}" if asked else "an earlier row of this run"
     if asked is None and not path.is_file():
         source = "trained in this row"
         stage = ctx.for_stage(_STAGE)
-        train(stage, model)
-        if not all(bool(torch.isfinite(each).all()) for each in model.state_dict().values()):
+        diverged = train(stage, model) is False
+        weights = model.state_dict().values()
+        if diverged or not all(bool(torch.isfinite(each).all()) for each in weights):
             ctx.invalid("the exact network's training diverged, and nothing was done with it")
             return False
         checkpoint.write_weights(path, model)

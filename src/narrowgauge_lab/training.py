@@ -289,6 +289,7 @@ class Training:
         if isinstance(self.step, ExitStepper):
             values.update(self.step.epoch_values(count))
             values.update(self.step.cosines())
+            values.update(self.step.objective.after_epoch(self.model))
             exits = evaluation.exits
             for k in self.step.objective.numbers:
                 accuracy = exits[k] if exits else evaluation.accuracy

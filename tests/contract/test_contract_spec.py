@@ -249,7 +249,8 @@ def test_a_ladder_is_read_with_its_values_checked() -> None:
         ({"ends": ["fp16", "fp16"]}, "two different values"),
         ({"ends": ["fp32", "fp16"]}, "'ends' and 'order' share fp32"),
         ({"metrics": ["seconds"]}, "unknown key 'metrics'"),
-        ({"kind": "curve"}, "unknown key 'parameter'"),
+        ({"kind": "curve"}, "unknown key 'metric'"),
+        ({"kind": "bar"}, "unknown key 'parameter'"),
         ({"names": ["x"]}, "'names' should be a table"),
     ],
 )
@@ -261,6 +262,46 @@ def test_each_mistake_in_a_ladder_is_named(changes: Dict[str, Any], message: str
 def test_a_rung_that_the_parameter_does_not_take_is_refused() -> None:
     with pytest.raises(BadValueError):
         parse_spec(_ladder(order=["fp32", "fp4"]))
+
+
+def _curve(**changes: Any) -> Dict[str, Any]:
+    """Of the ladder's experiment, with a curve of some of its rows."""
+    drawing = {
+        "name": "c", "kind": "curve", "title": "C", "metrics": ["seconds"],
+        "parameter": "precision", "values": ["fp32", "bf16"], **changes,
+    }  # fmt: skip
+    return {**_ladder(), "draw": [{k: v for k, v in drawing.items() if v is not ...}]}
+
+
+def test_a_curve_may_be_of_some_rows() -> None:
+    (some,) = parse_spec(_curve()).drawings
+    (every,) = parse_spec(_curve(parameter=..., values=...)).drawings
+
+    assert some.shows({"precision": "bf16", "width": 1})
+    assert not some.shows({"precision": "fp16", "width": 1})
+    assert every.shows({"precision": "fp16", "width": 1})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parameter": "precisoin"}, "no parameter 'precisoin'"),
+        ({"parameter": "data"}, "makes runs, not rows"),
+        ({"parameter": ...}, "lacks the text 'parameter'"),
+        ({"values": ...}, "'values' should be a list of values"),
+        ({"values": []}, "'values' is empty"),
+    ],
+)
+def test_each_mistake_in_a_curve_of_some_rows_is_named(
+    changes: Dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ExperimentFileError, match=message):
+        parse_spec(_curve(**changes))
+
+
+def test_a_curve_of_a_value_that_the_parameter_does_not_take_is_refused() -> None:
+    with pytest.raises(BadValueError):
+        parse_spec(_curve(values=["fp4"]))
 
 
 def test_only_parts_of_torch_can_be_preloaded() -> None:

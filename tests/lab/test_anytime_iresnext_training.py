@@ -1,4 +1,4 @@
-"""The sandwich rule for IResNeXt, and its batch statistics taken anew."""
+"""The sandwich rule for IResNeXt."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from narrowgauge_lab import precision
 from narrowgauge_lab.anytime.systems.iresnext import iresnext
-from narrowgauge_lab.anytime.systems.iresnext_parts import ExitNorm
-from narrowgauge_lab.anytime.systems.iresnext_training import Sandwich, recalibrate
+from narrowgauge_lab.anytime.systems.iresnext_training import Sandwich
 from narrowgauge_lab.augment import Augmentation, Feed
 from narrowgauge_lab.data import synthetic_data
 
@@ -149,62 +147,3 @@ class TestSandwich:
             teacher = F.softmax(widest, 1).detach()
             expected = sum(-(teacher * F.log_softmax(b, 1)).sum(1).mean() for b in between)
             assert torch.allclose(losses.extra, expected, rtol=1e-3)
-
-
-def _feed(count: int, augmentation: Augmentation = PLAIN) -> Feed:
-    random = np.random.RandomState(0)
-    images = random.randint(0, 256, (count, 3, 32, 32)).astype(np.uint8)
-    return Feed(images, np.arange(count) % 4, (0.5,) * 3, (0.25,) * 3, CPU, augmentation)
-
-
-class TestRecalibration:
-    @pytest.mark.parametrize("form", FORMS)
-    def test_statistics_are_the_plain_means_over_the_batches(self, form: str) -> None:
-        net, feed = _net(form), _feed(20)
-        mode = precision.enter("fp32", CPU)
-        net(_batch()[0] * 9)  # statistics that have to go
-
-        taken = recalibrate(net, feed, mode, images=16, batch_size=8, seed=0)
-
-        assert taken == 16
-        first = net.blocks[0].norm1
-        streams = [
-            F.conv2d(feed.batch(torch.arange(k, k + 8))[0], net.stem, padding=1) for k in (0, 8)
-        ]
-        mean = sum(stream.mean((0, 2, 3)) for stream in streams) / 2
-        var = sum(stream.var((0, 2, 3)) for stream in streams) / 2
-        rows = first.running_mean if isinstance(first, ExitNorm) else first.running_mean[None]
-        spreads = first.running_var if isinstance(first, ExitNorm) else first.running_var[None]
-        for row, spread in zip(rows, spreads):
-            assert torch.allclose(row, mean, atol=1e-5)
-            assert torch.allclose(spread, var, rtol=1e-3, atol=1e-5)
-
-    def test_weights_modes_and_momenta_stay(self) -> None:
-        net = _net().eval()
-        weights = [p.clone() for p in net.parameters()]
-
-        recalibrate(net, _feed(8), precision.enter("fp32", CPU), images=8, batch_size=4, seed=0)
-
-        assert all(torch.equal(a, b) for a, b in zip(weights, net.parameters()))
-        assert not any(module.training for module in net.modules())
-        assert {m.momentum for m in net.modules() if isinstance(m, ExitNorm)} == {0.1}
-
-    def test_augmentation_is_drawn_by_the_seed(self) -> None:
-        found = []
-        for seed in (1, 1, 2):
-            net, feed = _net(), _feed(8, Augmentation(padding=4, flip=True))
-            feed.redraw(torch.Generator().manual_seed(99 + len(found)))  # what an epoch left
-            mode = precision.enter("fp32", CPU)
-            recalibrate(net, feed, mode, images=8, batch_size=8, seed=seed)
-            found.append(net.norm.running_mean.clone())
-
-        assert torch.equal(found[0], found[1])
-        assert not torch.equal(found[0], found[2])
-
-    def test_of_no_images_nothing_changes(self) -> None:
-        net = _net()
-        before = net.norm.running_mean.clone()
-
-        mode = precision.enter("fp32", CPU)
-        assert recalibrate(net, _feed(4), mode, images=0, batch_size=4, seed=0) == 0
-        assert torch.equal(net.norm.running_mean, before)

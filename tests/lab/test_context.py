@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Iterator, Tuple
+from typing import Iterator, List, Tuple
 
 import numpy as np
 import pytest
@@ -119,3 +119,15 @@ def test_a_side_file_that_was_never_written_is_an_error_of_a_complete_row(said: 
     ctx.side_file("never.txt")
     with pytest.raises(UsageError, match=r"never written: never\.txt"):
         ctx.finish()
+
+
+def test_a_stage_may_keep_from_the_row_that_its_numbers_are_invalid(said: Said) -> None:
+    ctx, log, plan = said
+    told: List[str] = []
+    ctx.for_stage("member0", told.append).invalid("diverged")
+    ctx.for_stage("trunk").invalid("diverged too")
+
+    assert told == ["diverged"]
+    reasons = row_of(log, plan).validity.reasons
+    assert "diverged too" in reasons
+    assert "diverged" not in reasons

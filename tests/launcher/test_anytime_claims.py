@@ -84,7 +84,9 @@ def _measured(each: Claimed, words: Sequence[str], value: float, device: str = "
     )
 
 
-@pytest.mark.parametrize("experiment", ["branchynet", "ddnn", "iresnext", "sact"])
+@pytest.mark.parametrize(
+    "experiment", ["branchynet", "class-maps", "ddnn", "iresnext", "resolution-ladder", "sact"]
+)
 def test_what_the_readme_says_can_be_run(experiment: str) -> None:
     commands = _commands(experiment)
 

@@ -169,6 +169,25 @@ def test_a_drawing_whose_metric_nobody_measured_is_left_out(tmp_path: Path) -> N
     assert _names(draw_run(folder, FLOORS)) == TABLES
 
 
+def test_a_curve_is_of_the_rows_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels: list[str] = []
+    monkeypatch.setattr(draw, "_curve", lambda panel, *given: labels.append(given[-1]))
+    curve = {"name": "x", "kind": "curve", "title": "X", "metrics": ["loss"]}
+    chosen = {**curve, "name": "y", "parameter": "precision", "values": ["bf16", "fp16"]}
+    unmeasured = {**chosen, "name": "z", "values": ["fp16"]}
+    spec = {**SPEC, "draw": [curve, chosen, unmeasured]}
+    folder = _with(tmp_path, lambda record: dataclasses.replace(record, spec=spec))
+
+    names = _names(draw_run(folder, FLOORS))
+
+    assert {"x.png", "y.png"} <= names
+    assert "z.png" not in names
+    # Two lines, which a name tells apart, and one that needs none.
+    assert labels == ["precision=fp32", "precision=bf16", ""]
+
+
 def test_rows_of_unlike_length_are_drawn(tmp_path: Path) -> None:
     def shorten(record: Record) -> Record:
         return with_row(record, 0, metrics=(Metric("loss", "nat", "monotonic", (1.0,), "epoch"),))

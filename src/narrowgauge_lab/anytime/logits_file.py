@@ -19,7 +19,7 @@ from narrowgauge_lab.evalmode import in_eval_mode
 from narrowgauge_lab.precision import Mode
 from narrowgauge_scores.side_file import LOGITS_FILE, RunLogits, Split, write_logits
 
-__all__ = ["About", "answers", "latencies", "write"]
+__all__ = ["About", "answers", "device_name", "latencies", "timed_images", "write"]
 
 _WARM_UP = 3
 #: Images that latencies are of, one after another: a network's time may depend on the image.
@@ -57,12 +57,11 @@ def write(
 
     Raises BadValueError where a logit is not finite, and what `exit_costs` raises.
     """
-    timed = min(_TIMED, len(splits.test), max(passes, 1))
-    images, _ = splits.test.batch(torch.arange(timed, device=mode.device))
+    images = timed_images(splits.test, mode, passes)
     costs = exit_costs(net, images[:1])
     base = about.base_accuracy() if about.base_accuracy is not None else None
     if passes:
-        ctx.fact("latency_images", timed)
+        ctx.fact("latency_images", len(images))
     run = RunLogits(
         family=about.family,
         variant=about.variant,
@@ -74,7 +73,7 @@ def write(
         exit_names=about.exit_names,
         val=answers(net, splits.validation, splits.validation_samples, costs, mode, batch_size),
         latency=latencies(net, images, mode, passes) if passes else None,
-        device=_device_name(mode.device),
+        device=device_name(mode.device),
         synthetic=splits.data == "synthetic",
         base_accuracy=base,
         base_macs=None if base is None or about.base_macs is None else about.base_macs(costs),
@@ -131,6 +130,12 @@ def _pass(
     return torch.stack(logits), torch.stack(macs).cumsum(0), depends
 
 
+def timed_images(test: Feed, mode: Mode, passes: int) -> torch.Tensor:
+    """The first test images, which so many passes take in turn: [B, C, H, W]."""
+    timed = min(_TIMED, len(test), max(passes, 1))
+    return test.batch(torch.arange(timed, device=mode.device))[0]
+
+
 def latencies(net: AnytimeNetwork, images: torch.Tensor, mode: Mode, passes: int) -> np.ndarray:
     """Seconds from the start to the answer of each exit, one stage after another on one image, in
     so many passes over `images` [B, C, H, W] in turn: float64 [exits, passes]. Pass p is of image
@@ -158,5 +163,6 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """What a file calls the device that its seconds are of."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

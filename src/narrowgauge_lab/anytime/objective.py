@@ -74,6 +74,12 @@ class Objective(abc.ABC):
         set what depends on it, in tensors on the device."""
         del epoch, model
 
+    def after_epoch(self, model: nn.Module) -> Dict[str, float]:
+        """Asked after each epoch, before its checkpoint: what the objective measures of the model
+        then, by names that `metrics` has. It changes nothing, and draws nothing at random."""
+        del model
+        return {}
+
     @property
     def weights(self) -> Tuple[float, ...]:
         """What each exit's loss is multiplied by in the recorded training loss."""

@@ -15,13 +15,15 @@ import torch
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
+from narrowgauge_lab.evalmode import in_eval_mode
+from narrowgauge_lab.quant.converted import Converted
 from narrowgauge_lab.quant.cpu import exact_activation_bits, require_exact
 from narrowgauge_lab.quant.layers import LayerScales, layers_of
 from narrowgauge_lab.quant.parameters import QuantParams
 from narrowgauge_lab.torch_compat import quantized_tensors
 from narrowgauge_lab.transforms.conversion import Rule, convert
 
-__all__ = ["Int8Layer", "choose_engine", "to_int8"]
+__all__ = ["Int8Layer", "choose_engine", "packed_operator", "to_int8"]
 
 #: By machine, best first: `x86` chooses between FBGEMM and oneDNN, `qnnpack` is for ARM.
 _ENGINES = {
@@ -46,7 +48,7 @@ def choose_engine(machine: str = platform.machine()) -> str:
     )
 
 
-class Int8Layer(nn.Module):
+class Int8Layer(Converted):
     """A convolution or linear layer whose products are of integers: float32 in, float32 out."""
 
     def __init__(self, name: str, layer: nn.Module, scales: LayerScales, engine: str) -> None:
@@ -127,6 +129,13 @@ def _pack(
         torch.backends.quantized.engine = before
 
 
+def packed_operator(
+    layer: nn.Linear, params: QuantParams, engine: str, operator: str
+) -> Tuple[Callable[..., torch.Tensor], Any]:
+    """Another operator of torch's that takes a packed linear layer, and the layer so packed."""
+    return _operator(operator), _pack("of a linear operator", layer, params, engine)[1]
+
+
 def _operator(name: str) -> Callable[..., torch.Tensor]:
     """Looked up at each call, as torch's own modules do: before torch 2.0, whoever watches which
     operators run can stand only there (measure.tracing)."""
@@ -152,7 +161,8 @@ def _quantized_weight(weight: torch.Tensor, params: QuantParams) -> torch.Tensor
 def to_int8(
     model: nn.Module, scales: Mapping[str, LayerScales], engine: Optional[str] = None
 ) -> nn.Module:
-    """A copy of `model` in eval mode, the layers named in `scales` replaced by Int8Layer.
+    """A copy of `model` in eval mode, the layers named in `scales` replaced by Int8Layer. It stays
+    there: putting it into training mode raises ConvertedModelError.
 
     It computes what `fake_quantized(model, scales)` computes, but for sums in int32 instead of
     float32 (QNNPACK rounds biases to theirs too), which can move a result that is next to a tie by
@@ -170,4 +180,5 @@ def to_int8(
         make=lambda name, layer: Int8Layer(name, layer, scales[name], chosen),
         where=lambda name, _: name in scales,
     )
-    return convert(model, [rule]).eval()
+    with in_eval_mode(model):  # which the new layers take over
+        return convert(model, [rule])

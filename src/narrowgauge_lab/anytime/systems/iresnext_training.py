@@ -1,22 +1,21 @@
 """How IResNeXt is trained beside the sum over all exits: the sandwich rule of Yu and Huang 2019
-(arXiv 1903.05134), with in-place distillation, and batch statistics anew for each width."""
+(arXiv 1903.05134), with in-place distillation."""
 
 from __future__ import annotations
 
 import zlib
-from typing import List, Tuple
+from typing import List
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from narrowgauge_lab import precision, torch_compat
+from narrowgauge_lab import torch_compat
 from narrowgauge_lab.anytime.objective import Losses, Objective
 from narrowgauge_lab.anytime.systems.iresnext import IResNeXt
-from narrowgauge_lab.anytime.systems.iresnext_parts import GROUPS, Drawn, ExitNorm
-from narrowgauge_lab.augment import Feed
+from narrowgauge_lab.anytime.systems.iresnext_parts import GROUPS, Drawn
 
-__all__ = ["Sandwich", "recalibrate"]
+__all__ = ["Sandwich"]
 
 #: The exits that one is drawn from each: all but the first and the last, in two halves.
 _BETWEEN = ((1, 3), (4, 6))
@@ -86,32 +85,3 @@ def _by_teacher(logits: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     """The mean cross entropy against probabilities [B, classes]: Kullback and Leibler's divergence
     but for what no gradient sees."""
     return -(teacher * F.log_softmax(logits, 1)).sum(1).mean()
-
-
-def recalibrate(
-    net: IResNeXt, feed: Feed, mode: precision.Mode, *, images: int, batch_size: int, seed: int
-) -> int:
-    """Take the running statistics of every exit anew, as plain means over the first `images` of
-    `feed` in batches, with augmentation drawn by `seed`; weights stay. The images that it took.
-
-    Running averages are of the exits that updates had, and random ones had few.
-    """
-    count = min(images, len(feed))
-    if count == 0:
-        return 0
-    if feed.augmentation.active:
-        feed.redraw(torch_compat.generator_for(mode.device, seed))
-    norms = [each for each in net.modules() if isinstance(each, (ExitNorm, nn.BatchNorm2d))]
-    before: List[Tuple[nn.Module, float]] = [(norm, norm.momentum) for norm in norms]
-    training = net.training
-    net.train()
-    with torch.no_grad():
-        for number, indices in enumerate(torch.arange(count, device=mode.device).split(batch_size)):
-            for norm in norms:
-                norm.momentum = 1.0 / (number + 1)  # of all batches alike; the first forgets
-            with mode.autocast():
-                net(feed.batch(indices)[0])
-    for norm, momentum in before:
-        norm.momentum = momentum
-    net.train(training)
-    return count

@@ -195,7 +195,20 @@ class AdaptiveResNet(AnytimeNetwork):
         `macs` and `active` are empty."""
         return self._think(images, head, _Account(len(images) if account else 0, images.device))
 
+    def maps(self, images: torch.Tensor) -> torch.Tensor:
+        """The last block's output [B, C, h, w], of whose means over positions `answer` is."""
+        return self._run(images, _Account(0, images.device))[0]
+
     def _think(self, images: torch.Tensor, head: bool, account: _Account) -> Thought:
+        hidden, ponder, steps = self._run(images, account)
+        logits = self.answer(hidden.mean((2, 3))) if head else hidden.new_empty(len(images), 0)
+        account.add(self.linear.weight.numel() if head else 0)
+        return Thought(logits, tuple(ponder), tuple(steps), account.shares(), account.macs)
+
+    def _run(
+        self, images: torch.Tensor, account: _Account
+    ) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
+        """The last block's output, and ρ and N of each block."""
         hidden = self.conv(images)
         account.add(self.conv.weight.numel() * hidden.shape[2] * hidden.shape[3])
         ponder, steps = [], []
@@ -204,9 +217,7 @@ class AdaptiveResNet(AnytimeNetwork):
             if halter is not None:
                 ponder.append(halter.steps + halter.remainder)
                 steps.append(halter.steps)
-        logits = self.answer(hidden.mean((2, 3))) if head else hidden.new_empty(len(images), 0)
-        account.add(self.linear.weight.numel() if head else 0)
-        return Thought(logits, tuple(ponder), tuple(steps), account.shares(), account.macs)
+        return hidden, ponder, steps
 
     def answer(self, features: torch.Tensor) -> torch.Tensor:
         """Logits of the last block's means over positions, [B, C]."""

@@ -1,0 +1,210 @@
+"""`quantisation`: rows of each method, the same start for all, and what is refused beforehand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict
+
+import numpy as np
+import pytest
+import torch
+from one_row import EXPERIMENTS, Rows
+
+from narrowgauge_contract.claims import load_claims
+from narrowgauge_contract.errors import BadValueError, SkippedError
+from narrowgauge_contract.outcome import Row
+from narrowgauge_lab.errors import CalibrationError
+from narrowgauge_lab.quant.cpu import exact_activation_bits
+from narrowgauge_lab.torch_compat import torch_version
+from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
+
+NAME = "quantisation"
+#: No figure of these tests is a measurement.
+QUICK = (
+    "data=synthetic", "width=0.25", "train_limit=40", "validation=40", "test_limit=30",
+    "calibration=20", "batch_size=20", "epochs=1", "qat_epochs=1", "limit_s=0.01", "pairs=1",
+)  # fmt: skip
+_ROWS = Rows(NAME, QUICK)
+
+
+def _last(row: Row, name: str) -> float:
+    metric = row.metric(name)
+    assert metric is not None, name
+    return metric.values[-1]
+
+
+def _facts(row: Row) -> Dict[str, Any]:
+    assert row.validity.valid, row.validity.reasons
+    return dict(row.facts)
+
+
+def test_a_row_records_what_it_promises(tmp_path: Path) -> None:
+    row = _ROWS.run(tmp_path, "method=static", "executor=torch")
+
+    facts = _facts(row)
+    recorded = {metric.name for metric in row.metrics}
+    spec = _ROWS.spec()
+    assert set(spec.headline) <= recorded
+    files = {Path(side_file.path).name for side_file in row.side_files}
+    for drawing in spec.drawings:
+        assert set(drawing.metrics) <= recorded
+        assert not drawing.side_file or drawing.side_file in files
+    for claim in load_claims(EXPERIMENTS / NAME / "claims.toml", spec):
+        assert {each.metric for each in claim.selections} <= recorded, claim.id
+    # 3 channels: conv 3@3×3 on 26×26, linear 3·13·13 → 10.
+    macs = 3 * 9 * 26 * 26 + 3 * 13 * 13 * 10
+    assert _last(row, "macs") == _last(row, "exit0_macs") == macs
+    assert _last(row, "parameters") == 3 * 9 + 3 + 507 * 10 + 10
+    activations = exact_activation_bits()
+    assert _last(row, "bit_operations") == macs * 8 * activations
+    assert facts["widths"] == {"0": [8, activations], "4": [8, activations]}
+    assert _last(row, "float_bytes") == 4 * _last(row, "parameters")
+    assert _last(row, "stored_bytes") < 0.3 * _last(row, "float_bytes")
+    gain = _last(row, "float_latency") / _last(row, "latency")
+    assert _last(row, "latency_gain") == pytest.approx(gain)
+    lost = _last(row, "float_accuracy") - _last(row, "accuracy")
+    assert _last(row, "accuracy_lost") == pytest.approx(lost)
+    assert _last(row, "accuracy") == _last(row, "exit0_accuracy")
+    run = read_logits(tmp_path / "row-0" / LOGITS_FILE)
+    assert (run.family, run.exits, run.base_macs) == ("quantisation", 1, macs)
+    assert "static, 8 bits, torch" in run.variant
+    assert "twin of width 0.25" in run.variant
+    assert run.latency is not None
+
+
+def test_all_rows_of_a_run_start_from_the_same_weights(tmp_path: Path) -> None:
+    rows = {}
+    for method in ("static", "qat", "greedy", "dynamic", "fp32"):
+        (tmp_path / "events.jsonl").unlink() if rows else None
+        rows[method] = _ROWS.run(tmp_path, f"method={method}", "bits=4", "executor=fake")
+    facts = {method: _facts(row) for method, row in rows.items()}
+    assert len({each["weights_sha256"] for each in facts.values()}) == 1
+    assert facts["static"]["weights_from"] == "trained in this row"
+    assert facts["qat"]["weights_from"] == "an earlier row of this run"
+    assert len({_last(row, "float_accuracy") for row in rows.values()}) == 1
+    # Simulated arithmetic is not timed.
+    assert all(row.metric("latency") is None for row in rows.values())
+    # Counted before anything is converted: the same for all.
+    assert len({_last(row, "macs") for row in rows.values()}) == 1
+    assert len({_last(row, "parameters") for row in rows.values()}) == 1
+    full = _last(rows["fp32"], "bit_operations")
+    assert _last(rows["fp32"], "agreement") == 100
+    assert _last(rows["fp32"], "accuracy_lost") == 0
+    assert _last(rows["static"], "bit_operations") == full / 64
+    assert _last(rows["greedy"], "bit_operations") <= facts["greedy"]["budget_bit_operations"]
+    assert facts["greedy"]["budget_bit_operations"] == full / 64
+    assert set(facts["greedy"]["allocation"]) == {"0", "4"}
+    assert len(facts["greedy"]["sensitivity"]) == 2 * 4
+    # Of the convolution nothing is rounded.
+    assert facts["dynamic"]["widths"] == {"4": [4, 4]}
+    assert rows["qat"].metric("train_loss") is not None
+    assert rows["static"].metric("train_loss") is None
+
+
+def test_every_exit_of_a_network_is_quantised(tmp_path: Path) -> None:
+    row = _ROWS.run(tmp_path, "net=b-lenet", "method=static", "executor=torch")
+
+    facts = _facts(row)
+    assert len(facts["widths"]) == 7
+    for number in range(2):
+        assert row.metric(f"exit{number}_accuracy_lost") is not None
+        assert row.metric(f"exit{number}_latency") is not None
+    run = read_logits(tmp_path / "row-0" / LOGITS_FILE)
+    assert run.exit_names == ("branch 1", "whole")
+    assert _last(row, "exit0_macs") < _last(row, "exit1_macs") < _last(row, "macs")
+    trained = _ROWS.run(
+        tmp_path / "trained", "net=b-lenet", "method=greedy-qat", "bits=4", "executor=fake"
+    )
+    _facts(trained)
+    assert trained.metric("exit0_train_loss") is not None
+
+
+def test_linear_layers_run_dynamically_in_int8(tmp_path: Path) -> None:
+    row = _ROWS.run(tmp_path, "method=dynamic", "executor=torch", "bits=8")
+    assert _facts(row)["widths"] == {"4": [8, exact_activation_bits()]}
+    assert row.metric("latency_gain") is not None
+
+
+def test_a_ladder_has_a_rung_for_each_width(tmp_path: Path) -> None:
+    row = _ROWS.run(tmp_path, "method=ladder", "bits=6", "executor=fake")
+    _facts(row)
+    run = read_logits(tmp_path / "row-0" / LOGITS_FILE)
+    assert run.exit_names == ("2 bits", "4 bits", "6 bits")
+    # Narrower integers are as many products; that they are cheaper is the bit operations' to say.
+    assert len(set(run.direct_macs.tolist())) == 1
+    assert not np.array_equal(run.test.logits[0], run.test.logits[1])
+
+
+@pytest.mark.parametrize(
+    ("net", "macs", "parameters"),
+    # The two columns of the notes' table: two networks.
+    [("resnet50", 1297829888, 23520842), ("resnet50-imagenet-form", 85458944, 25557032)],
+)
+def test_the_two_forms_of_resnet_50_are_told_apart(net: str, macs: int, parameters: int) -> None:
+    from narrowgauge_lab.measure.cost import count
+
+    model = _ROWS.module("nets").NETS[net].build(1.0)
+    cost = count(model.eval(), torch.zeros(1, 3, 32, 32))
+    assert (cost.macs, cost.parameters) == (macs, parameters)
+
+
+def test_untrained_networks_have_costs_and_no_accuracy(tmp_path: Path) -> None:
+    words = ("epochs=0", "executor=fake")
+    row = _ROWS.run(tmp_path, *words)
+    assert _facts(row)["weights_from"] == "random"
+    assert row.metric("accuracy") is None
+    assert _last(row, "agreement") > 0
+    assert not (tmp_path / "row-0" / LOGITS_FILE).exists()
+    with pytest.raises(BadValueError, match="nobody trained"):
+        _ROWS.run(tmp_path / "ladder", *words, "method=ladder")
+
+
+@pytest.mark.skipif(torch_version() < (2, 0), reason="onnx is for current images")
+def test_onnx_runtime_leaves_a_file(tmp_path: Path) -> None:
+    row = _ROWS.run(tmp_path, "executor=onnxruntime")
+    assert "QLinearConv" in _facts(row)["ran_by"]
+    assert _last(row, "file_bytes") > _last(row, "stored_bytes")
+
+
+class TestBadInput:
+    def _refused(self, tmp_path: Path, error: Any, match: str, *words: str) -> Any:
+        with pytest.raises(error, match=match) as caught:
+            _ROWS.run(tmp_path, *words)
+        assert not list(tmp_path.glob("weights-*")), "it cost a training"
+        return caught.value
+
+    def test_a_width_that_no_executor_has(self, tmp_path: Path) -> None:
+        self._refused(tmp_path, BadValueError, "no executor has 16 bits", "bits=16")
+
+    def test_no_calibration_data(self, tmp_path: Path) -> None:
+        with pytest.raises(CalibrationError, match="there is no calibration data"):
+            _ROWS.run(tmp_path, "calibration=0")
+        with pytest.raises(BadValueError, match="50 images to calibrate on"):
+            _ROWS.run(tmp_path, "calibration=50")
+
+    def test_what_an_executor_does_not_do_is_skipped(self, tmp_path: Path) -> None:
+        words = ("executor=tensorrt", "method=static")
+        self._refused(tmp_path, SkippedError, "tensorrt does not run here", *words)
+        words = ("executor=torch", "method=dynamic", "bits=4")
+        self._refused(tmp_path, SkippedError, "nothing dynamic of 4 bits", *words)
+        if torch_version() >= (2, 0):
+            for more in (("method=dynamic",), ("net=b-lenet",), ("net=b-lenet", "method=fp32")):
+                words = ("executor=onnxruntime", *more)
+                self._refused(tmp_path, SkippedError, "onnxruntime runs n", *words)
+
+    def test_images_that_a_network_does_not_take(self) -> None:
+        make = _ROWS.module("nets").make
+        with pytest.raises(BadValueError, match="resnet18 does not take the images of mnist"):
+            make("resnet18", 1.0, (1, 28, 28), "mnist")
+        with pytest.raises(BadValueError, match="width nan"):
+            make("resnet18", float("nan"), (3, 32, 32), "cifar10")
+
+
+def test_profiles_have_what_claims_need() -> None:
+    spec = _ROWS.spec()
+    for claim in load_claims(EXPERIMENTS / NAME / "claims.toml", spec):
+        for selection in claim.selections:
+            words = [f"{name}={value}" for name, value in selection.where.items()]
+            rows = _ROWS.job(*words, profile=claim.profile).rows
+            met = [r for r in rows if selection.where.items() <= dict(r.parameters).items()]
+            assert len(met) >= claim.minimum_repeats, claim.id
