@@ -21,22 +21,6 @@ using Sizes = std::vector<std::int64_t>;
 // Products for which waking a thread pays.
 constexpr std::int64_t kLeastParallelProducts = 1 << 18;
 
-Loops loops_for(InstructionSet set) {
-  switch (set) {
-#if defined(__x86_64__)
-    case InstructionSet::kAvx2:
-      return Loops::avx2();
-    case InstructionSet::kAvx512:
-      return Loops::avx512();
-#elif defined(__aarch64__)
-    case InstructionSet::kNeon:
-      return Loops::neon();
-#endif
-    default:
-      return Loops::generic();
-  }
-}
-
 void check_floats(const char* name, const at::Tensor& tensor, std::int64_t dimensions) {
   TORCH_CHECK(tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat &&
                   tensor.is_contiguous() && tensor.dim() == dimensions,
@@ -129,7 +113,7 @@ void each_dot(const Problem& problem, const Loops& loops, std::int64_t begin, st
 
 template <typename Finish>
 void run(const Problem& problem, const std::string& isa, const Finish& finish) {
-  const Loops loops = loops_for(instruction_set(isa));
+  const Loops loops = loops_for<Loops>(instruction_set(isa));
   const std::int64_t count = problem.positions.size(0), filters = problem.bias.size(0);
   const std::int64_t depth =
       static_cast<std::int64_t>(problem.taps.size()) * problem.rows.size(1);
