@@ -22,11 +22,13 @@
 //   weights, 36 C F for each block          9, 19, 38 MB:  2, 3, 7 us if L1 had none of it
 //   results, 4 n F, from and to memory      8,  4,  2 MB:  2, 1, 0.5 us (twice that to be added to)
 //
-// so arithmetic bounds all three unless L1 fails at 16 channels. A quad of the depth costs a thread 16
-// reads of 16 bytes for 256 fma: at two passes of shared memory for a warp's read, 32 passes beside 64
-// cycles of arithmetic; bringing it there adds 8 to 24 passes. Blocks: 1024, 512, 256 of 2, 2 and 4
-// warps, 8 warps or more for each multiprocessor. At 60 % of the ceiling: 20 us each, and as much
-// longer for the first convolution of a unit as the dilated list is longer.
+// so arithmetic bounds all three unless L1 fails at 16 channels. A quad of the depth is 64 cycles of
+// arithmetic for a warp's share of the multiprocessor, and 16 reads of 16 bytes for each thread: 32
+// passes of shared memory, at two for a warp's read. Bringing it there is 12 to 17 passes to write,
+// and as many to read where L1 has it, the most with 16 filters: there the passes, 65, are as many as
+// the cycles, and whether to go past L1 (cp.async.cg) is to be measured. Blocks are 1024, 512 and
+// 256, of 2, 2 and 4 warps: about 16, 8 and 8 warps for a multiprocessor. At 60 % of the ceiling: 20
+// us each, and as much longer for the first convolution of a unit as the dilated list is longer.
 #pragma once
 
 #include "position_conv/cuda/position_conv_primitives.h"
