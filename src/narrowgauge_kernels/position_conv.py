@@ -10,22 +10,31 @@
 
     result[i] = leaky(Σ_t rows[positions[i] + taps[t]] @ weight[t] + bias)
 
-where leaky multiplies what is below zero by `slope` (1: nothing happens). CPU: without im2col, in
-blocks of positions by filters that stay in registers; bits depend neither on threads nor on the
-instruction set. Neither function is differentiable.
+where leaky multiplies what is below zero by `slope` (1: nothing happens). Both devices: without
+im2col, in blocks of positions by filters that stay in registers, each product and sum one rounding
+in float32; the bits of a result do not depend on what else is listed. On the CPU they depend
+neither on threads nor on the instruction set; on a GPU sums run in another order. Neither function
+is differentiable.
+
+`count`, int64 [1] where the tensors are, says how many of the positions are meant, at most all
+(None: all), so that a list is made and used on a GPU without the host waiting for its length.
+
+Nothing here waits for a GPU but `positions_near`, so what only a look at data tells is not checked
+there: positions whose windows reach out of the rows are read, and written, out of bounds, and one
+that is listed twice is written twice at once. A GPU takes 256 taps at most.
 """
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 from torch.nn import functional
 
 from narrowgauge_kernels.library import require
 
-__all__ = ["add_at", "packed", "position_conv", "position_conv_example", "position_conv_ref",
-           "positions_near", "run_packed", "set_at"]  # fmt: skip
+__all__ = ["add_at", "flagged", "near_list", "packed", "position_conv", "position_conv_example",
+           "position_conv_ref", "positions_near", "run_packed", "set_at"]  # fmt: skip
 
 #: Widths of panels of the packed weight, as position_conv.h has them; the last is what F is
 #: rounded up to.
@@ -58,8 +67,8 @@ def position_conv(
 ) -> torch.Tensor:
     """The convolution at positions, [n, F].
 
-    Raises RuntimeError where shapes or dtypes do not fit or a window reaches out of the rows, and
-    KernelsNotBuiltError, with the command that builds.
+    Raises RuntimeError where shapes, dtypes or devices do not fit or, on a CPU, a window reaches
+    out of the rows, and KernelsNotBuiltError, with the command that builds.
     """
     return run_packed(rows.detach(), positions, packed(weight), bias.detach(), taps, slope)
 
@@ -83,37 +92,39 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
 
 def run_packed(
     rows: torch.Tensor, positions: torch.Tensor, packed_weight: torch.Tensor, bias: torch.Tensor,
-    taps: Sequence[int], slope: float = 1.0,
+    taps: Sequence[int], slope: float = 1.0, count: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:  # fmt: skip
-    """`position_conv` with a weight that `packed` gave. Raises as it does."""
+    """`position_conv` with a weight that `packed` gave; rows past `count` are not written. Raises
+    as it does."""
     require(rows.device.type)
     return torch.ops.narrowgauge.position_conv(
-        rows, positions, packed_weight, bias, list(taps), slope
+        rows, positions, packed_weight, bias, list(taps), slope, count=count
     )
 
 
 def set_at(
     rows: torch.Tensor, positions: torch.Tensor, packed_weight: torch.Tensor, bias: torch.Tensor,
-    taps: Sequence[int], slope: float, out: torch.Tensor,
+    taps: Sequence[int], slope: float, out: torch.Tensor, count: Optional[torch.Tensor] = None,
 ) -> None:  # fmt: skip
     """out[positions[i]] = result[i], with out [P, F] in other memory than rows. Raises as
-    `position_conv`, and where it is not or a position is listed twice."""
+    `position_conv`, and where it is not or, on a CPU, a position is listed twice."""
     require(rows.device.type)
     torch.ops.narrowgauge.position_conv_set(
-        rows, positions, packed_weight, bias, list(taps), slope, out
+        rows, positions, packed_weight, bias, list(taps), slope, out, count=count
     )
 
 
 def add_at(
     rows: torch.Tensor, positions: torch.Tensor, packed_weight: torch.Tensor, bias: torch.Tensor,
     taps: Sequence[int], share: torch.Tensor, state: torch.Tensor, total: torch.Tensor,
+    count: Optional[torch.Tensor] = None,
 ) -> None:  # fmt: skip
     """state[positions[i]] += result[i] and total[positions[i]] += share[i] · result[i], without the
     leaky ReLU; share [n], state and total [P, F], each in memory of its own. Raises as
-    `position_conv`, and where it is not or a position is listed twice."""
+    `position_conv`, and where it is not or, on a CPU, a position is listed twice."""
     require(rows.device.type)
     torch.ops.narrowgauge.position_conv_add(
-        rows, positions, packed_weight, bias, list(taps), share, state, total
+        rows, positions, packed_weight, bias, list(taps), share, state, total, count=count
     )
 
 
@@ -121,9 +132,36 @@ def positions_near(
     positions: torch.Tensor, taps: Sequence[int], inside: torch.Tensor
 ) -> torch.Tensor:
     """The rows that are a tap away from one of positions and that bool [P] `inside` allows, in
-    order and each once: int64 [m]. Raises as `position_conv`."""
+    order and each once: int64 [m]. Raises as `position_conv`; on a GPU neighbours outside of the
+    map are left out instead, and it waits, to learn m."""
+    if positions.is_cuda:
+        found, count = near_list(positions, taps, inside, len(inside))
+        return found[: int(count)]
     require(positions.device.type)
     return torch.ops.narrowgauge.positions_near(positions, list(taps), inside)
+
+
+def near_list(
+    positions: torch.Tensor, taps: Sequence[int], inside: torch.Tensor, capacity: int,
+    count: Optional[torch.Tensor] = None,
+) -> Tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """What `positions_near` gives, as many as fit in int64 [capacity], the rest 0; and how many
+    there are, int64 [1], which is more where they do not fit. Raises as `positions_near`."""
+    require(positions.device.type)
+    found, number = torch.ops.narrowgauge.positions_near_list(
+        positions, list(taps), inside, capacity, count=count
+    )
+    return found, number
+
+
+def flagged(
+    flags: torch.Tensor, capacity: int, count: Optional[torch.Tensor] = None
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Where flags bool [m] are set, in order: int64 [capacity] and how many, as `near_list`;
+    `count`: of the flags, how many are meant. Raises as `position_conv`."""
+    require(flags.device.type)
+    found, number = torch.ops.narrowgauge.positions_flagged(flags, capacity, count=count)
+    return found, number
 
 
 def position_conv_example(generator: torch.Generator) -> Tuple[Any, ...]:

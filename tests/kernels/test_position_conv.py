@@ -10,6 +10,8 @@ import torch
 from narrowgauge_kernels import library
 from narrowgauge_kernels.position_conv import (
     add_at,
+    flagged,
+    near_list,
     packed,
     position_conv,
     position_conv_example,
@@ -137,6 +139,65 @@ def test_near_positions_are_in_order_each_once_and_inside() -> None:
     found = positions_near(torch.tensor([20, 21, 8]), [-1, 0, 1, 6], inside)
 
     assert found.tolist() == [7, 8, 9, 14, 19, 20, 21, 22, 26, 27]
+
+
+@pytest.mark.parametrize("filters", [1, 20])
+@pytest.mark.parametrize("count", [-3, 0, 11, 29, 40])
+def test_a_count_says_how_many_positions_are_meant(filters: int, count: int) -> None:
+    rows, positions, weight, bias = _inputs(8, filters)
+    meant = positions[: max(count, 0)]
+    wanted = position_conv(rows, meant, weight, bias, TAPS)
+    positions = positions.clone()
+    positions[max(count, 0) :] = 10**9  # nobody may look there
+    given = (rows, positions, packed(weight), bias, TAPS)
+    number = torch.tensor([count])
+
+    found = run_packed(*given, 1.0, number)
+    out, state, total = (torch.zeros(60, filters) for _ in range(3))
+    set_at(*given, 1.0, out, number)
+    add_at(*given, torch.full((29,), 0.5), state, total, number)
+
+    assert found.shape == (29, filters)
+    assert torch.equal(found[: len(meant)], wanted)
+    for each, scale in ((out, 1.0), (state, 1.0), (total, 0.5)):
+        assert torch.equal(each[meant], wanted * scale)
+        assert each.abs().sum() == pytest.approx(float((wanted * scale).abs().sum()), rel=1e-4)
+
+
+def test_lists_have_room_to_spare_or_say_that_they_are_short() -> None:
+    flags = torch.tensor([0, 1, 1, 0, 1], dtype=torch.bool)
+
+    for capacity, count, wanted, number in (
+        (5, None, [1, 2, 4, 0, 0], 3), (2, None, [1, 2], 3), (0, None, [], 3),
+        (3, 2, [1, 0, 0], 1), (3, 9, [1, 2, 4], 3), (3, -1, [0, 0, 0], 0),
+    ):  # fmt: skip
+        found, many = flagged(flags, capacity, None if count is None else torch.tensor([count]))
+        assert (found.tolist(), many.tolist()) == (wanted, [number])
+
+
+def test_near_lists_are_the_near_positions() -> None:
+    inside = torch.ones(60, dtype=torch.bool)
+    inside[::6] = False
+    positions = torch.tensor([20, 21, 8])
+
+    found, many = near_list(positions, [-1, 0, 1, 6], inside, 60)
+    assert torch.equal(found[: int(many)], positions_near(positions, [-1, 0, 1, 6], inside))
+    assert int(found[int(many) :].sum()) == 0
+    found, many = near_list(positions, [-1, 0, 1, 6], inside, 4, torch.tensor([2]))
+    assert (found.tolist(), many.tolist()) == ([19, 20, 21, 22], [6])
+
+
+def test_a_count_that_is_none_is_refused() -> None:
+    rows, positions, weight, bias = _inputs(4, 4)
+    given = (rows, positions, packed(weight), bias, TAPS, 1.0)
+
+    for count in (torch.tensor([1.0]), torch.tensor([1, 2])):
+        with pytest.raises(RuntimeError, match="must be one int64 on cpu"):
+            run_packed(*given, count)
+    with pytest.raises(RuntimeError, match="flags is"):
+        flagged(torch.zeros(4), 3)
+    with pytest.raises(RuntimeError, match="no room for -1"):
+        flagged(torch.zeros(4, dtype=torch.bool), -1)
 
 
 _BAD: Dict[str, Any] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Dict
+from typing import Any, Dict, Iterator
 
 import numpy as np
 import pytest
@@ -90,8 +90,9 @@ def test_no_images_have_no_answers(compiled: bool, dense_from: float) -> None:
     assert [each.shape for each in found.ponder] == [each.shape for each in wanted.ponder]
 
 
-def test_no_images_have_no_answers_by_lists_of_fixed_capacity_either() -> None:
-    fixed = FixedSact(lively(), images_of(2, 32))
+@pytest.mark.parametrize("compiled", WAYS)
+def test_no_images_have_no_answers_by_lists_of_fixed_capacity_either(compiled: bool) -> None:
+    fixed = FixedSact(lively(), images_of(2, 32), compiled=compiled)
     logits, short = fixed(torch.zeros(0, 3, 32, 32))
 
     assert logits.shape == fixed.answer(torch.zeros(0, 3, 32, 32)).shape == (0, 10)
@@ -200,6 +201,22 @@ def test_dilated_positions_stay_within_their_image(compiled: bool) -> None:
 
     assert torch.equal(found, grid.everywhere[wanted])
     assert grid.per_image(found).tolist() == [4.0, 12.0]
+    assert torch.equal(grid.near_to(grid.everywhere[mask.view(-1) > 0]).exact(), found)
+
+
+@pytest.mark.parametrize("bias", [-50.0, 50.0])
+@pytest.mark.parametrize("compiled", WAYS)
+def test_lists_of_fixed_capacity_where_nobody_halts_or_everybody(
+    compiled: bool, bias: float
+) -> None:
+    net, images = lively(bias=bias), images_of(3)
+    with torch.no_grad():
+        wanted = net.think(images).logits
+
+    logits, short = FixedSact(net, images, compiled=compiled)(images)
+
+    assert not bool(short)
+    assert torch.allclose(logits, wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_lists_of_fixed_capacity_hold_what_fits_and_say_what_does_not() -> None:
@@ -214,18 +231,23 @@ def test_lists_of_fixed_capacity_hold_what_fits_and_say_what_does_not() -> None:
         assert bool(few) is short
 
 
-def test_room_for_all_gives_the_answer_and_too_little_is_said_and_mended() -> None:
+@pytest.mark.parametrize("compiled", WAYS)
+@pytest.mark.parametrize("room", [Room(0.01, 0.5), Room(1.0, 0.01)])
+def test_room_for_all_gives_the_answer_and_too_little_is_said_and_mended(
+    compiled: bool, room: Room
+) -> None:
     net, images = lively(), images_of(4)
     with torch.no_grad():
         wanted = net.think(images).logits
-    fixed = FixedSact(net, images, margin=1.0)
+    fixed = FixedSact(net, images, margin=1.0, compiled=compiled)
 
     logits, short = fixed(images)
 
+    assert fixed.by == ("narrowgauge_kernels" if compiled else "torch")
     assert not bool(short)
     assert torch.allclose(logits, wanted, atol=1e-4, rtol=1e-4)
-    assert any(room.own < 0.9 for line in fixed.rooms for room in line)
-    fixed.rooms[0][0] = Room(0.01, 0.5)
+    assert any(each.own < 0.9 for line in fixed.rooms for each in line)
+    fixed.rooms[0][0] = room
     _, short = fixed(images)
     assert bool(short)
     assert torch.allclose(fixed.answer(images), wanted, atol=1e-4, rtol=1e-4)
@@ -276,15 +298,50 @@ def test_shares_that_are_none_are_refused(share: float) -> None:
         measure_shares(Case(8, 8, 1), CPU, TimingPlan(), shares=(share,))
 
 
-@pytest.mark.gpu
-def test_on_a_gpu_sparse_gives_what_dense_gives_and_fixed_lists_wait_for_nothing() -> None:
-    device = torch.device("cuda")
+@pytest.fixture
+def ieee_float32() -> Iterator[None]:
+    """Neither cuDNN nor cuBLAS in TF32, which is not what the compiled loops compute."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+#: As `WAYS`, on a GPU; without kernels for it the second fails, because GPU hosts build them.
+GPU_WAYS = [False, True]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bias", [-50.0, -0.7, 50.0])
+@pytest.mark.parametrize("compiled", GPU_WAYS)
+@pytest.mark.usefixtures("ieee_float32")
+def test_on_a_gpu_sparse_thinks_what_masked_dense_thinks(compiled: bool, bias: float) -> None:
+    device = torch.device("cuda")
+    net, images = lively(bias=bias).to(device), images_of(5).to(device)
+    with torch.no_grad():
+        wanted = net.think(images)
+    sparse = SparseSact(net, compiled=compiled)
+
+    found = sparse.think(images)
+
+    assert torch.allclose(found.logits, wanted.logits, atol=1e-3, rtol=1e-3)
+    assert torch.allclose(found.macs, wanted.macs, rtol=1e-2)
+    assert torch.allclose(sparse(images), wanted.logits, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", GPU_WAYS)
+@pytest.mark.usefixtures("ieee_float32")
+def test_on_a_gpu_sparse_gives_what_dense_gives_and_fixed_lists_wait_for_nothing(
+    compiled: bool,
+) -> None:
+    device = torch.device("cuda")
     net, images = lively().to(device), images_of(8).to(device)
     with torch.no_grad():
         wanted = net.think(images).logits
-    assert torch.allclose(SparseSact(net)(images), wanted, atol=1e-3, rtol=1e-3)
-    fixed = FixedSact(net, images)
+    found = SparseSact(net, compiled=compiled)(images)
+    assert torch.allclose(found, wanted, atol=1e-3, rtol=1e-3)
+    fixed = FixedSact(net, images, compiled=compiled)
     fixed(images)  # what it keeps is made here
     torch.cuda.synchronize()
     try:
@@ -299,10 +356,12 @@ def test_on_a_gpu_sparse_gives_what_dense_gives_and_fixed_lists_wait_for_nothing
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_pass_of_fixed_lists_is_captured() -> None:
+@pytest.mark.parametrize("compiled", GPU_WAYS)
+@pytest.mark.usefixtures("ieee_float32")
+def test_on_a_gpu_a_pass_of_fixed_lists_is_captured(compiled: bool) -> None:
     device = torch.device("cuda")
     net, images = lively().to(device), images_of(8).to(device)
-    fixed = FixedSact(net, images)
+    fixed = FixedSact(net, images, compiled=compiled)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -319,16 +378,37 @@ def test_on_a_gpu_a_pass_of_fixed_lists_is_captured() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
-def test_on_a_gpu_half_of_the_positions_take_less_time_than_all() -> None:
-    """The target of sparse inference: batch 256, at most half of the positions."""
+def test_on_a_gpu_near_lists_are_those_of_torch() -> None:
     device = torch.device("cuda")
-    found: Dict[str, float] = {}
+    ours, theirs = (Grid(3, 33, 40, device, compiled) for compiled in (True, False))
+    chosen = torch.rand(3 * 33 * 40, generator=torch.Generator().manual_seed(0)) < 0.1
+    positions = theirs.everywhere[chosen.to(device)]
+
+    listed = ours.near_to(positions)
+
+    assert listed.count is not None
+    assert len(listed.positions) == len(ours.everywhere)
+    assert torch.equal(listed.exact(), theirs.dilated(positions))
+    assert torch.equal(ours.dilated(positions), theirs.dilated(positions))
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.usefixtures("ieee_float32")
+def test_on_a_gpu_half_of_the_positions_take_less_time_than_all() -> None:
+    """The target of sparse inference: batch 256, at most half of the positions, by the compiled
+    loops against the faster of cuDNN's layouts, both in IEEE float32."""
+    device = torch.device("cuda")
+    found: Dict[str, Dict[str, Any]] = {}
     for channels, size in ((16, 32), (32, 16), (64, 8)):
         case = Case(channels, size, 256)
-        (point,) = measure_shares(case, device, TimingPlan(limit_s=2.0), shares=(0.5,))
-        found[str(case)] = point.ratio
-    assert np.exp(np.mean(np.log(list(found.values())))) > 1.0, found
+        (point,) = measure_shares(
+            case, device, TimingPlan(limit_s=2.0), shares=(0.5,), compiled=True
+        )
+        found[str(case)] = point.to_fact()
+    ratios = [each["ratio"] for each in found.values()]
+    print(found)
+    assert np.exp(np.mean(np.log(ratios))) > 1.0, found
 
 
 def test_a_network_of_the_published_size_agrees_in_full() -> None:

@@ -3,11 +3,12 @@
 Maps lie as rows [cells, C], one row per position, in images that carry a border of zeros: so the
 3×3 neighbourhood of a position is its row and eight others at fixed distances, and no position is a
 special case. A convolution at n positions is then im2col of these alone (one `index_select`), one
-matrix product, and one scatter; what it costs follows n. On a CPU `narrowgauge_kernels` does all
-three in one loop without the matrix of im2col, where it is built.
+matrix product, and one scatter; what it costs follows n. `narrowgauge_kernels` does all three in
+one loop without the matrix of im2col, where it is built for the device.
 
-Positions are lists of rows. Their length is known on the host: on a GPU each new list is a
-synchronisation (`nonzero`). `narrowgauge_lab.anytime.systems.fixed_sact` does without.
+Positions are lists of rows. torch's operators need their length on the host: on a GPU each new list
+is a synchronisation (`nonzero`). The compiled ones also take lists with room to spare, whose length
+is on the device (`count`), and make them; so does `narrowgauge_lab.anytime.systems.fixed_sact`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from narrowgauge_kernels import position_conv
 from narrowgauge_kernels.library import has_kernels
 
 __all__ = [
-    "Grid", "Matrix", "add_at", "compiled_for", "convolve_at", "matrix_of", "set_at",
+    "Grid", "Listed", "Matrix", "add_at", "compiled_for", "convolve_at", "matrix_of", "set_at",
 ]  # fmt: skip
 
 #: im2col in pieces that stay in a processor's cache; on a GPU in one.
@@ -42,9 +43,23 @@ class Matrix:
 
 
 def compiled_for(weight: torch.Tensor) -> bool:
-    """Whether the compiled loops can do it: float32 on a CPU, and they are built."""
-    fits = weight.device.type == "cpu" and weight.dtype == torch.float32
-    return fits and has_kernels("cpu")
+    """Whether the compiled loops can do it: float32, on a device that they are built for."""
+    device = weight.device.type
+    fits = device in ("cpu", "cuda") and weight.dtype == torch.float32
+    return fits and has_kernels(device)
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """Positions int64 [n], of which the first `count`, int64 [1] on their device, are meant; None:
+    all are."""
+
+    positions: torch.Tensor
+    count: Optional[torch.Tensor] = None
+
+    def exact(self) -> torch.Tensor:
+        """Those that are meant alone; waits for the device where their number is there."""
+        return self.positions if self.count is None else self.positions[: int(self.count)]
 
 
 def matrix_of(
@@ -117,6 +132,13 @@ class Grid:
             return position_conv.positions_near(positions, self.taps, self.inside)
         return self.spread(self.mask(positions)).nonzero().view(-1)
 
+    def near_to(self, positions: torch.Tensor) -> Listed:
+        """What `dilated` gives, for the compiled loops without waiting for a GPU."""
+        if not (self.compiled and positions.is_cuda):
+            return Listed(self.dilated(positions))
+        room = len(self.everywhere)
+        return Listed(*position_conv.near_list(positions, self.taps, self.inside, room))
+
     def spread(self, mask: torch.Tensor) -> torch.Tensor:
         """A mask bool [cells], false on the borders, dilated by 3×3; false on the borders."""
         across = self._widened(mask, 1)
@@ -140,20 +162,23 @@ class Grid:
 
 
 def convolve_at(
-    grid: Grid, rows: torch.Tensor, positions: torch.Tensor, matrix: Matrix, slope: float = 1.0
-) -> torch.Tensor:
+    grid: Grid, rows: torch.Tensor, positions: torch.Tensor, matrix: Matrix, slope: float = 1.0,
+    count: Optional[torch.Tensor] = None,
+) -> torch.Tensor:  # fmt: skip
     """A 3×3 convolution of rows [cells, C] (borders zero) at n positions only, and a leaky ReLU:
-    [n, F]. `slope` 1: without."""
+    [n, F]. `slope` 1: without. `count`: see `Listed`; by the compiled loops only, and what is past
+    it is anything."""
     if matrix.packed is not None:
         return position_conv.run_packed(
-            rows, positions, matrix.packed, matrix.bias, grid.taps, slope
+            rows, positions, matrix.packed, matrix.bias, grid.taps, slope, count
         )
-    count, channels = positions.shape[0], rows.shape[1]
-    result = rows.new_empty(count, matrix.weight.shape[1])
-    piece = max(1, count)
+    assert count is None, "torch's operators take lists of known length"
+    listed, channels = positions.shape[0], rows.shape[1]
+    result = rows.new_empty(listed, matrix.weight.shape[1])
+    piece = max(1, listed)
     if rows.device.type == "cpu":
         piece = max(1, _CHUNK_BYTES // (9 * channels * rows.element_size()))
-    for start in range(0, count, piece):
+    for start in range(0, listed, piece):
         some = positions[start : start + piece]
         columns = rows.index_select(0, grid.near(some)).view(len(some), 9 * channels)
         torch.addmm(matrix.bias, columns, matrix.weight, out=result[start : start + piece])
@@ -162,26 +187,28 @@ def convolve_at(
 
 def set_at(
     grid: Grid, rows: torch.Tensor, positions: torch.Tensor, matrix: Matrix, slope: float,
-    out: torch.Tensor,
+    out: torch.Tensor, count: Optional[torch.Tensor] = None,
 ) -> None:  # fmt: skip
     """Put what `convolve_at` gives into the rows `out` [cells, F] at positions."""
     if matrix.packed is not None:
-        position_conv.set_at(rows, positions, matrix.packed, matrix.bias, grid.taps, slope, out)
+        position_conv.set_at(
+            rows, positions, matrix.packed, matrix.bias, grid.taps, slope, out, count
+        )
         return
-    out.index_copy_(0, positions, convolve_at(grid, rows, positions, matrix, slope))
+    out.index_copy_(0, positions, convolve_at(grid, rows, positions, matrix, slope, count))
 
 
 def add_at(
     grid: Grid, rows: torch.Tensor, positions: torch.Tensor, matrix: Matrix, share: torch.Tensor,
-    state: torch.Tensor, total: torch.Tensor,
+    state: torch.Tensor, total: torch.Tensor, count: Optional[torch.Tensor] = None,
 ) -> None:  # fmt: skip
     """Add what `convolve_at` gives to the rows `state` [cells, F] at positions, and times `share`
     [n] to the rows `total`."""
     if matrix.packed is not None:
         position_conv.add_at(
-            rows, positions, matrix.packed, matrix.bias, grid.taps, share, state, total
+            rows, positions, matrix.packed, matrix.bias, grid.taps, share, state, total, count
         )
         return
-    result = convolve_at(grid, rows, positions, matrix)
+    result = convolve_at(grid, rows, positions, matrix, count=count)
     state.index_add_(0, positions, result)
     total.index_add_(0, positions, result.mul_(share.view(-1, 1)))

@@ -24,23 +24,6 @@ constexpr std::int64_t kLongRun = 64;
 constexpr std::int64_t kLeastTable = 512;
 constexpr std::int64_t kLargestTable = 65536;
 
-template <typename T>
-Loops<T> loops_for(InstructionSet set) {
-  switch (set) {
-#if defined(__x86_64__)
-    case InstructionSet::kAvx2:
-      return Loops<T>::avx2();
-    case InstructionSet::kAvx512:
-      return Loops<T>::avx512();
-#elif defined(__aarch64__)
-    case InstructionSet::kNeon:
-      return Loops<T>::neon();
-#endif
-    default:
-      return Loops<T>::generic();
-  }
-}
-
 // Parameters of the channels, or, where runs are short, of each element of a whole number of periods.
 template <typename A>
 class Table {
@@ -91,7 +74,7 @@ void split(const Table<A>& table, std::int64_t inner, std::int64_t begin, std::i
 template <typename In, typename T>
 void run_typed(const Problem& problem, InstructionSet set) {
   using A = typename Wide<T>::Type;
-  const Loops<T> loops = loops_for<T>(set);
+  const Loops<T> loops = loops_for<Loops<T>>(set);
   const Table<A> table(problem);
   const T* x = reinterpret_cast<const T*>(problem.x.data_ptr<In>());
   T* out = reinterpret_cast<T*>(problem.out.data_ptr<In>());

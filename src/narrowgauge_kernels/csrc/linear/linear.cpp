@@ -14,23 +14,6 @@ namespace narrowgauge {
 namespace linear {
 namespace {
 
-template <typename T>
-MicroKernel<T> micro_kernel_for(InstructionSet set) {
-  switch (set) {
-#if defined(__x86_64__)
-    case InstructionSet::kAvx2:
-      return MicroKernels<T>::avx2();
-    case InstructionSet::kAvx512:
-      return MicroKernels<T>::avx512();
-#elif defined(__aarch64__)
-    case InstructionSet::kNeon:
-      return MicroKernels<T>::neon();
-#endif
-    default:
-      return MicroKernels<T>::generic();
-  }
-}
-
 template <typename In>
 Operand<In> operand(const at::Tensor& matrix) {
   return {matrix.data_ptr<In>(), matrix.size(0), matrix.stride(0), matrix.stride(1)};
@@ -39,7 +22,7 @@ Operand<In> operand(const at::Tensor& matrix) {
 template <typename In, typename T>
 void run_typed(const Problem& problem, InstructionSet set) {
   const In* bias = problem.bias.defined() ? problem.bias.data_ptr<In>() : nullptr;
-  run_blocked<In, T>(micro_kernel_for<T>(set), operand<In>(problem.left),
+  run_blocked<In, T>(loops_for<MicroKernels<T>>(set), operand<In>(problem.left),
                      operand<In>(problem.right), bias, problem.out.data_ptr<In>(),
                      problem.left.size(1));
 }

@@ -20,22 +20,6 @@ namespace {
 // Below this many elements, waking a thread costs more than counting.
 constexpr std::int64_t kLeastParallelCount = 65536;
 
-Loops loops_for(InstructionSet set) {
-  switch (set) {
-#if defined(__x86_64__)
-    case InstructionSet::kAvx2:
-      return Loops::avx2();
-    case InstructionSet::kAvx512:
-      return Loops::avx512();
-#elif defined(__aarch64__)
-    case InstructionSet::kNeon:
-      return Loops::neon();
-#endif
-    default:
-      return Loops::generic();
-  }
-}
-
 Shape shape_of(const Problem& problem, const at::Tensor& weight) {
   const at::Tensor &x = problem.x, &out = problem.out;
   const Window& window = problem.window;
@@ -83,7 +67,7 @@ at::Tensor sparse_conv2d_cpu(const at::Tensor& x, const at::Tensor& weight,
                              const c10::optional<at::Tensor>& bias, Sizes stride, Sizes padding,
                              bool relu_input, bool relu_output,
                              const c10::optional<at::Tensor>& packed, std::string isa) {
-  const Loops loops = loops_for(instruction_set(isa));
+  const Loops loops = loops_for<Loops>(instruction_set(isa));
   const Window window = {std::move(stride), std::move(padding)};
   result_sizes(x, weight, bias, window);
   const Problem made = problem(x, weight, packed.has_value() ? *packed : sparse_pack_cpu(weight),
@@ -112,7 +96,7 @@ at::Tensor sparse_conv2d_meta(const at::Tensor& x, const at::Tensor& weight,
 std::int64_t sparse_zeros_cpu(const at::Tensor& given, bool relu, std::string isa) {
   TORCH_CHECK(given.scalar_type() == at::kFloat, "sparse_zeros: x is ", given.scalar_type(),
               "; it must be float32");
-  const Loops loops = loops_for(instruction_set(isa));
+  const Loops loops = loops_for<Loops>(instruction_set(isa));
   const at::Tensor x = given.is_non_overlapping_and_dense() ? given : given.contiguous();
   const float* from = x.data_ptr<float>();
   std::atomic<std::int64_t> found(0);

@@ -20,7 +20,7 @@ namespace {
 template <typename T>
 void unpack(const Order& order, const std::int8_t* values, const float* scale, T* out,
             InstructionSet set) {
-  const Loops<T> loops = loops_for<T>(set);
+  const Loops<T> loops = loops_for<Loops<T>>(set);
   if (!order.rows) {
     const std::int64_t count = order.samples * order.channels * order.spatial;
     at::parallel_for(0, count, kLeastParallelCount, [&](std::int64_t begin, std::int64_t end) {

@@ -9,7 +9,7 @@
 #include <limits>
 #include <vector>
 
-#include "common/cpu_features.h"
+#include "common/instruction_set.h"
 #include "common/numeric_loops.h"
 #include "wire/wire.h"
 #include "wire/wire_problem.h"
@@ -24,23 +24,6 @@ constexpr std::int64_t kLeastParallelCount = 32768;
 constexpr std::int64_t kLeastTable = 512;
 // Channels per thread from which on an uneven share of them costs little.
 constexpr std::int64_t kManyChannels = 4;
-
-template <typename T>
-Loops<T> loops_for(InstructionSet set) {
-  switch (set) {
-#if defined(__x86_64__)
-    case InstructionSet::kAvx2:
-      return Loops<T>::avx2();
-    case InstructionSet::kAvx512:
-      return Loops<T>::avx512();
-#elif defined(__aarch64__)
-    case InstructionSet::kNeon:
-      return Loops<T>::neon();
-#endif
-    default:
-      return Loops<T>::generic();
-  }
-}
 
 float value_of_magnitude(std::int32_t bits, float) {
   return float_of(static_cast<std::uint32_t>(bits));
@@ -116,7 +99,7 @@ class Packing {
       : order_(order), x_(x), drawing_(seed.has_value()),
         seed_(static_cast<std::uint64_t>(seed.value_or(0))),
         first_(static_cast<std::uint64_t>(first)), values_(values), scale_(scale),
-        loops_(loops_for<T>(set)), reciprocal_(order.channels), limit_(order.channels) {}
+        loops_(loops_for<Loops<T>>(set)), reciprocal_(order.channels), limit_(order.channels) {}
 
   void run() {
     if (order_.rows) {

@@ -140,7 +140,7 @@ def _sparse(
     run = Running(positions, x.new_ones(len(positions)))
 
     def call() -> None:
-        unit.add_at(grid, rows, grid.dilated(run.positions), run)
+        unit.add_at(grid, rows, grid.near_to(run.positions), run)
         # The state would grow from call to call.
         rows.state.mul_(0.5)
 

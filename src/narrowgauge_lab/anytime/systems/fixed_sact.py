@@ -1,28 +1,33 @@
 """Sparse inference without asking the device anything: lists of fixed capacity.
 
-`SparseSact` learns on the host how long each list of positions is, two synchronisations a unit on a
+`SparseSact` learns on the host how long each list of positions is, which is a synchronisation of a
 GPU, and cannot be captured in a CUDA graph. Here each unit has room for so many positions, found on
-calibration images with a margin; a list is filled by a running sum and a scatter, and slots that
-stay empty point at some position, where what they add is zero. All shapes are known, so nothing
-waits and a pass may be captured. Where an image needs more room than there is, a flag on the device
-says so: reading it is the one wait of a pass, and the answer is then computed by `SparseSact`.
+calibration images with a margin. All shapes are known, so nothing waits and a pass may be captured.
+Where an image needs more room than there is, a flag on the device says so: reading it is the one
+wait of a pass, and the answer is then computed by `SparseSact`.
+
+The compiled loops take the length of a list from the device, and make the lists. By torch's
+operators one is filled by a running sum and a scatter, and slots that stay empty point at some
+position, where what they add is zero.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
 
 from narrowgauge_contract.errors import BadValueError
-from narrowgauge_lab.anytime.sparse_positions import Grid, convolve_at, set_at
+from narrowgauge_kernels import position_conv
+from narrowgauge_lab.anytime.sparse_positions import Grid, Listed, convolve_at, set_at
 from narrowgauge_lab.anytime.systems.act import EPSILON
 from narrowgauge_lab.anytime.systems.sact import SLOPE, AdaptiveResNet, dilated
 from narrowgauge_lab.anytime.systems.sparse_sact import (
     Grids,
     Rows,
+    Running,
     SparseHead,
     SparseSact,
     SparseUnit,
@@ -68,21 +73,28 @@ def compact(
 # unverified: sparse positions on a GPU | no GPU here | pytest -m gpu tests/lab/test_sact_sparse.py
 class FixedSact:
     """A network of kind `sact`, as it is now, with room as `calibration` images [B, 3, H, W] need
-    it times `margin`. Raises BadValueError for another kind or a margin that is not above 0.
+    it times `margin`. `compiled`, and `by`: see `SparseSact`. Raises BadValueError for another kind
+    or a margin that is not above 0.
 
     A call gives logits [B, classes] and whether the room was too small somewhere, bool on the
     device: then these logits are wrong. `answer` gives right ones always, and waits.
     """
 
     def __init__(
-        self, net: AdaptiveResNet, calibration: torch.Tensor, margin: float = 1.25
+        self,
+        net: AdaptiveResNet,
+        calibration: torch.Tensor,
+        margin: float = 1.25,
+        compiled: Optional[bool] = None,
     ) -> None:
         if not margin > 0:
             raise BadValueError(f"a margin of {margin} leaves no room")
-        self._exact = SparseSact(net, compiled=False)
+        self._exact = SparseSact(net, compiled=compiled)
+        self.by = self._exact.by
+        self._compiled = self.by != "torch"
         self._net = net
         self.rooms = self._calibrate(calibration, margin)
-        self._grids = Grids(False)
+        self._grids = Grids(self._compiled)
         self._cells: Dict[int, torch.Tensor] = {}
 
     def answer(self, images: torch.Tensor) -> torch.Tensor:
@@ -96,12 +108,40 @@ class FixedSact:
             if not len(images):  # spare slots need some position to point at
                 return self._exact(images), short
             maps = everywhere(images.permute(0, 2, 3, 1), self._exact.stem, 1, 1.0, self._grids)
+            run_block = self._run_counted if self._compiled else self._run_slots
             for number, (units, heads) in enumerate(self._exact.blocks):
-                maps, too_few = self._run_block(units, heads, maps, self.rooms[number])
+                maps, too_few = run_block(units, heads, maps, self.rooms[number])
                 short = short | too_few
             return self._exact.classify(maps), short
 
-    def _run_block(
+    def _run_counted(
+        self,
+        units: List[SparseUnit],
+        heads: List[SparseHead],
+        maps: torch.Tensor,
+        rooms: List[Room],
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """By the compiled loops: lists with room to spare, and how long they are on the device."""
+        began = units[0].begin(maps, self._grids)
+        grid = self._grids.of(began)
+        rows, most = Rows.of(grid, began), len(grid.everywhere)
+        run = Running(grid.everywhere, began.new_ones(most))
+        short = torch.zeros((), dtype=torch.bool, device=maps.device)
+        count: Optional[torch.Tensor] = None
+        for unit, head, room in zip(units[1:], heads, rooms):
+            after = run.left - head.at(grid, rows, run.positions, count)
+            own, around = _capacity(room.own, most), _capacity(room.near, most)
+            kept, count = position_conv.flagged(after > EPSILON, own, count)
+            run = Running(run.positions.index_select(0, kept), after.index_select(0, kept))
+            near = Listed(
+                *position_conv.near_list(run.positions, grid.taps, grid.inside, around, count)
+            )
+            assert near.count is not None
+            short = short | (count > own).view(()) | (near.count > around).view(())
+            unit.add_at(grid, rows, near, run, count)
+        return grid.images(rows.output), short
+
+    def _run_slots(
         self,
         units: List[SparseUnit],
         heads: List[SparseHead],

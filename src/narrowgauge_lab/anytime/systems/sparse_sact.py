@@ -21,6 +21,7 @@ from torch import nn
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab.anytime.sparse_positions import (
     Grid,
+    Listed,
     Matrix,
     add_at,
     compiled_for,
@@ -110,11 +111,17 @@ class SparseUnit:
         result = torch.addcmul(self.shift, maps, self.scale, out=out)
         return F.leaky_relu_(result, SLOPE)
 
-    def add_at(self, grid: Grid, rows: Rows, near: torch.Tensor, run: Running) -> None:
-        """Add r to the state of who runs, and its share to their output; `near`: these dilated."""
+    def add_at(
+        self, grid: Grid, rows: Rows, near: Listed, run: Running,
+        count: Optional[torch.Tensor] = None,
+    ) -> None:  # fmt: skip
+        """Add r to the state of who runs, and its share to their output; `near`: these dilated;
+        `count`: how many run, where that is known on the device alone."""
         self.ready(grid.images(rows.state), out=grid.images(rows.ready))
-        set_at(grid, rows.ready, near, self.first, SLOPE, rows.hidden)
-        add_at(grid, rows.hidden, run.positions, self.second, run.left, rows.state, rows.output)
+        set_at(grid, rows.ready, near.positions, self.first, SLOPE, rows.hidden, near.count)
+        add_at(
+            grid, rows.hidden, run.positions, self.second, run.left, rows.state, rows.output, count
+        )
 
     def add_from_everywhere(self, grid: Grid, rows: Rows, run: Running, grids: Grids) -> None:
         """The same by torch's convolution of the whole maps, of which most is thrown away."""
@@ -140,13 +147,13 @@ def everywhere(
     maps: torch.Tensor, matrix: Matrix, stride: int, slope: float, grids: Grids
 ) -> torch.Tensor:
     """A 3×3 convolution of whole maps [B, h, w, C], and a leaky ReLU (`slope` 1: without):
-    [B, h', w', F]. By the compiled loops, where the matrix is for them: in batches of one torch's
-    own take longer."""
+    [B, h', w', F]. On a CPU by the compiled loops, where the matrix is for them: in batches of one
+    torch's own take longer."""
     batch, height, width, channels = maps.shape
     size = (batch, -(-height // stride), -(-width // stride), len(matrix.window))
     if not batch:  # torch 1.8 convolves nothing in this memory layout
         return maps.new_empty(size)
-    if matrix.packed is None:
+    if matrix.packed is None or maps.is_cuda:
         given = maps.permute(0, 3, 1, 2)
         result = F.conv2d(given, matrix.window, matrix.bias, stride=stride, padding=1)
         result = result.permute(0, 2, 3, 1)
@@ -168,12 +175,14 @@ class SparseHead:
         self.near = matrix_of(head.near_conv.weight, None, head.near_conv.bias, compiled)
         self.all = head.all_conv.weight.detach().flatten().clone()
 
-    def at(self, grid: Grid, rows: Rows, positions: torch.Tensor) -> torch.Tensor:
-        """Scores [n] of the state."""
+    def at(
+        self, grid: Grid, rows: Rows, positions: torch.Tensor, count: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        """Scores [n] of the state; past `count` anything."""
         x = rows.state
         torch.addcmul(self.near_shift, grid.images(x), self.near_scale, out=grid.images(rows.ready))
         F.leaky_relu_(rows.ready, SLOPE)  # the borders are zero and stay it
-        score = convolve_at(grid, rows.ready, positions, self.near).view(-1)
+        score = convolve_at(grid, rows.ready, positions, self.near, count=count).view(-1)
         mean = x.view(grid.batch, grid.image, x.shape[1]).sum(1).div_(grid.height * grid.width)
         mean = F.leaky_relu_(torch.addcmul(self.all_shift, mean, self.all_scale), SLOPE)
         whole = mean.mv(self.all)
@@ -280,12 +289,12 @@ class SparseSact:
         if traces is not None and trace is not None:
             traces.append(trace)
         run = Running(grid.everywhere, began.new_ones(len(grid.everywhere)))
-        _note(trace, units[0], run.positions, run)
+        _note(trace, units[0], Listed(run.positions), run)
         for unit, head in zip(units[1:], heads):
             run = run.halt(head.at(grid, rows, run.positions))
             if not len(run.positions):
                 break
-            near = grid.dilated(run.positions)
+            near = grid.near_to(run.positions)
             if len(run.positions) < dense_from * len(grid.everywhere):
                 unit.add_at(grid, rows, near, run)
             else:
@@ -294,12 +303,12 @@ class SparseSact:
         return grid.images(rows.output)
 
 
-def _note(trace: Optional[_Trace], unit: SparseUnit, near: torch.Tensor, run: Running) -> None:
+def _note(trace: Optional[_Trace], unit: SparseUnit, near: Listed, run: Running) -> None:
     if trace is None:
         return
     trace.steps[run.positions] += 1.0
     trace.left[run.positions] = run.left.view(-1, 1)
-    ran, first = trace.grid.per_image(run.positions), trace.grid.per_image(near)
+    ran, first = trace.grid.per_image(run.positions), trace.grid.per_image(near.exact())
     trace.ran.append(ran)
     trace.macs += first * unit.macs[0] + ran * unit.macs[1]
 
