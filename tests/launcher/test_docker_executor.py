@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,37 @@ def test_out_of_memory_is_exit_31(bench: Bench) -> None:
     assert record.status is Status.UNFINISHED
     assert record.error is not None
     assert "OOM" in record.error.why
+
+
+@pytest.mark.parametrize(
+    ("early", "late", "code"),
+    [
+        ([], ["oom"], ExitCode.OUT_OF_MEMORY),
+        ([], [], ExitCode.KILLED),
+        (["kill"], ["oom"], ExitCode.KILLED),
+    ],
+)
+def test_the_engine_may_hear_of_memory_after_the_exit(
+    bench: Bench, early: list[str], late: list[str], code: ExitCode
+) -> None:
+    """A busy host: the state's flag stays false, and only an event that comes later tells."""
+
+    class LateClient(docker.APIClient):
+        def inspect_container(self, container: Any) -> Any:
+            found = super().inspect_container(container)  # type: ignore[no-untyped-call]
+            found["State"]["OOMKilled"] = False
+            return found
+
+        def events(self, *_: object, until: Any = None, **words: Any) -> Any:  # type: ignore[override]
+            more = late if isinstance(until, datetime) else early
+            true: Any = super().events(until=until, **words)
+            return [*true, *({"Action": action} for action in more)]
+
+    bench.client = LateClient(version="auto", **docker.utils.kwargs_from_env())
+    _, record = bench.run("kill -9 $$")
+    bench.client.close()
+
+    assert record.exit_code == code
 
 
 def after(seconds: float, act: Callable[[], object]) -> threading.Timer:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,9 @@ __all__ = ["DockerExecutor", "PlanContainer"]
 
 #: One `wait` request. It expires as a connection error, and so does one to a lost engine.
 _WAIT_S = 60
+_KILLED = 128 + 9
+#: How long after a container's end its engine may still say that memory was what ended it.
+_OOM_LATE = timedelta(seconds=3)
 #: How long an engine may be away (restarting) before the launcher gives up watching.
 _ENGINE_AWAY_S = 30.0
 
@@ -176,12 +180,32 @@ class DockerExecutor:
         log_tail = log.decode("utf-8", errors="replace")
         if state.get("Status") == "created":
             return vanished("container", "it was made but never started", log_tail)
+        status = int(state["ExitCode"])
         return ending_from(
-            int(state["ExitCode"]),
-            out_of_memory=bool(state.get("OOMKilled")),
+            status,
+            out_of_memory=bool(state.get("OOMKilled"))
+            or (status == _KILLED and self._said_oom(container, state)),
             log_tail=log_tail,
             what="container",
         )
+
+    def _said_oom(self, container: str, state: Mapping[str, Any]) -> bool:
+        """Whether the engine's events say that memory ended a container that was killed.
+
+        On a busy host the kernel's word may reach the engine after the exit; the state's flag then
+        stays false for ever (Docker 20.10). Waits for it, unless somebody sent the signal.
+        """
+        begin, end = state["StartedAt"], state["FinishedAt"]
+        if "kill" in self._happened(container, begin, end):
+            return False
+        late = datetime.strptime(end[:19], "%Y-%m-%dT%H:%M:%S") + _OOM_LATE
+        return "oom" in self._happened(container, begin, late)
+
+    def _happened(self, container: str, since: str, until: str | datetime) -> list[str]:
+        """What the engine did with a container; answers once `until` is over, by its own clock."""
+        span: dict[str, Any] = {"since": since, "until": until, "filters": {"container": container}}
+        events = self._ask(lambda: list(self._client.events(**span, decode=True)))
+        return [str(event.get("Action", "")) for event in events]
 
     def _wait(self, container: str, ended: queue.SimpleQueue[NarrowgaugeError | None]) -> None:
         """Wait for the end in requests that expire, and tell an expired one from a lost engine."""
