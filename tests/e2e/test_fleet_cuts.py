@@ -33,7 +33,7 @@ from narrowgauge.executors.base import load_handle
 from narrowgauge.executors.ssh import SshExecutor
 from narrowgauge.fleet.errors import BoardUnreachable
 from narrowgauge.fleet.facts import Questions, ask_board
-from narrowgauge.fleet.link import Channel
+from narrowgauge.fleet.link import Channel, control_folder
 from narrowgauge.plan import Places
 from narrowgauge.runner import attach, run_job
 from narrowgauge_contract.outcome import Status
@@ -63,20 +63,33 @@ def board(made: LabBoard) -> Iterator[LabBoard]:
 
 
 @pytest.fixture
-def slow_docker(made: LabBoard) -> Iterator[None]:
-    """The board's `docker run` takes four seconds."""
+def slow_docker(made: LabBoard) -> Iterator[Path]:
+    """The board's `docker run` takes four seconds; the file tells that one has begun."""
     fake = made.folder / "slow"
     fake.mkdir(exist_ok=True)
+    begun = fake / "begun"
+    begun.unlink(missing_ok=True)
     docker = shutil.which("docker")
     (fake / "docker").write_text(
-        f'#!/bin/sh\n[ "$1" != run ] || sleep 4\nexec {docker} "$@"\n', encoding="utf-8"
+        f'#!/bin/sh\n[ "$1" != run ] || {{ : >{begun}; sleep 4; }}\nexec {docker} "$@"\n',
+        encoding="utf-8",
     )
     (fake / "docker").chmod(0o755)
     made.stop_sshd()
     made.start_sshd(path=str(fake))
-    yield
+    end_kept(made)
+    yield begun
     made.stop_sshd()
     made.start_sshd()
+    end_kept(made)
+
+
+def end_kept(board: LabBoard) -> None:
+    """End the connections kept so far: they outlive the sshd that took them, and its PATH with
+    them."""
+    for socket in control_folder({"XDG_RUNTIME_DIR": str(board.folder)}).iterdir():
+        words = ["ssh", "-O", "exit", "-o", f"ControlPath={socket}", "any"]
+        subprocess.run(words, capture_output=True, check=False)
 
 
 def test_a_line_that_goes_as_a_run_begins_leaves_it_for_attach(
@@ -145,7 +158,7 @@ def test_a_run_needs_no_connection_of_its_own_after_the_board_was_asked(
 
 
 def test_a_cut_before_the_container_is_there_waits_for_it(
-    board: LabBoard, tmp_path: Path, slow_docker: None
+    board: LabBoard, tmp_path: Path, slow_docker: Path
 ) -> None:
     run = RUN + "bbbbbb"
     with Line(board.port) as line:
@@ -157,20 +170,23 @@ def test_a_cut_before_the_container_is_there_waits_for_it(
 
         threading.Thread(target=go).start()
         _, record = run_job(there.job(run), there.session)
+        # The last word to the board may still be on the line.
+        wait_until(lambda: left_on(board) == NOTHING, "an empty board", 20)
 
+    assert slow_docker.exists()
     assert (record.status, record.exit_code) == (Status.COMPLETE, 0)
     assert any("cut as it began; it goes on" in note for note in there.reporter.notes)
 
 
 def test_a_command_that_died_before_the_container_leaves_nothing(
-    board: LabBoard, tmp_path: Path, slow_docker: None
+    board: LabBoard, tmp_path: Path, slow_docker: Path
 ) -> None:
     run = RUN + "cccccc"
     there = on_board(board, tmp_path)
     home = board.data / "runs" / run
 
     def go() -> None:
-        wait_until((home / "job.json").exists, "the inputs")
+        wait_until(slow_docker.exists, "the slow `docker run`", 30)
         os.kill(int((home / "beginning").read_text().split()[0]), signal.SIGKILL)
 
     threading.Thread(target=go).start()

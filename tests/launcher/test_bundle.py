@@ -819,6 +819,21 @@ def test_the_commands_bundle_and_verify(
     assert run_program(["bundle", *words, "--public", "--full"], {}, errors) == 2
 
 
+def test_a_damaged_list_of_sums_is_told_of_the_bundle_and_what_to_do(made: Made) -> None:
+    """Nothing can be held against it, so it is not one of many findings."""
+    with zipfile.ZipFile(made.path) as archive:
+        info = archive.getinfo("SHA256SUMS")
+    content = bytearray(made.path.read_bytes())
+    content[info.header_offset + 30 + len(info.filename) + info.compress_size // 2] ^= 1
+    made.path.write_bytes(content)
+    errors = io.StringIO()
+
+    assert run_program(["verify-bundle", str(made.path)], {}, errors) == 21
+    said = " ".join(errors.getvalue().split())
+    assert f"{made.path} is not the bundle that was made: SHA256SUMS cannot be read" in said
+    assert "next: copy or download it again; do not use what it says" in said
+
+
 def test_one_run_by_name_and_an_unknown_one(
     checkout: Checkout, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -285,6 +285,42 @@ def test_out_of_memory_is_exit_31(bench: Bench) -> None:
     assert "OOM" in record.error.why
 
 
+@pytest.mark.parametrize(
+    ("early", "late", "code"),
+    [
+        ([], ["oom"], ExitCode.OUT_OF_MEMORY),
+        ([], [], ExitCode.KILLED),
+        (["kill"], ["oom"], ExitCode.KILLED),
+    ],
+)
+def test_the_engine_may_hear_of_memory_after_the_exit(
+    bench: Bench, early: list[str], late: list[str], code: ExitCode
+) -> None:
+    """A busy host: the state's flag stays false, and only an event that comes later tells."""
+
+    class LateClient(docker.APIClient):
+        def inspect_container(self, container: Any) -> Any:
+            found = super().inspect_container(container)  # type: ignore[no-untyped-call]
+            found["State"]["OOMKilled"] = False
+            return found
+
+        def events(self, *_: object, **words: Any) -> Any:
+            true: Any = list(super().events(**words))
+            asked.append([each["Action"] for each in true])
+            more = early if len(asked) == 1 else late
+            return [*true, *({"Action": action} for action in more)]
+
+    asked: list[list[str]] = []
+    bench.client = LateClient(version="auto", **docker.utils.kwargs_from_env())
+    _, record = bench.run("kill -9 $$")
+    bench.client.close()
+
+    assert record.exit_code == code
+    # The engine itself did answer: from the start on, and past the exit.
+    assert early or asked[-1][0] == "start"
+    assert early or asked[-1][-1] == "die"
+
+
 def after(seconds: float, act: Callable[[], object]) -> threading.Timer:
     timer = threading.Timer(seconds, act)
     timer.start()

@@ -174,6 +174,40 @@ def test_the_next_command_goes_on_the_connection_that_asked(link: Link, words: l
     assert link.calls == 2
 
 
+@pytest.mark.parametrize(
+    ("flag", "kill", "oom", "said"),
+    [
+        ("true", "", "", "true"),
+        ("false", "", "oom", "true"),
+        ("false", "", "", "false"),
+        ("false", "kill", "oom", "false"),
+    ],
+)
+def test_the_engine_may_hear_of_memory_after_the_exit_of_a_run(
+    link: Link, engine: Path, words: list[str], flag: str, kill: str, oom: str, said: str
+) -> None:
+    """A kill was of somebody's making; what the kernel does is told late, within three seconds."""
+    (engine / "wait").write_text("137\n")
+    begin, end = "2026-01-01T00:00:01.5Z", "2026-01-01T00:00:02.5Z"
+    until = f"--since {begin} --until"
+    filters = "--filter container=name --filter event"
+    events = f"""
+"inspect "*) echo exited {flag} {begin} {end} ;;
+"events "*)
+    case "$*" in
+    *"{until} {end} {filters}=kill "*) echo {kill} ;;
+    *"{until} 1767225605 {filters}=oom "*) echo {oom} ;;
+    *) exit 9 ;;
+    esac ;;
+esac"""
+    _program(engine, "docker", DOCKER.removesuffix("esac\n") + events + "\n")
+    with link.open("run", words) as channel:
+        channel.send(bytes(10240))
+        answers = dict(_take_in(channel, "ended"))
+
+    assert answers["ended"].split()[:2] == ["137", said]
+
+
 @pytest.mark.parametrize("reason", ["too long ago", "ended", "closed"])
 def test_a_connection_that_may_be_gone_is_not_used(
     link: Link, words: list[str], monkeypatch: pytest.MonkeyPatch, reason: str

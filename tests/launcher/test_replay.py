@@ -16,7 +16,7 @@ from rich.console import Console
 
 from narrowgauge.checkout import Checkout
 from narrowgauge.cli.app import run_program
-from narrowgauge.judge.gather import judge_references, judge_stored, load_judged
+from narrowgauge.judge.gather import judge_references, judge_stored, load_judged, occasion_of
 from narrowgauge.judge.model import Judged
 from narrowgauge.reproduce.show import REPLAY_LABEL, plain, print_verdicts
 from narrowgauge.store import Store
@@ -143,6 +143,22 @@ def test_replay_is_labelled_as_no_reproduction(ng: Replay) -> None:
     assert "3 claims: 2 REPRODUCED, 1 NOT-APPLICABLE" in out
     assert "race/never" not in out
     assert "race/never" in ng("replay", "--every")[1]
+
+
+def test_a_judgement_names_no_home(
+    ng: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluator's own name would stand in the report that authors are given."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    told = {
+        ng.checkout.root / "results": "results",
+        tmp_path / "home/runs": "~/runs",
+        Path("/srv/runs"): "/srv/runs",
+        Path("references"): "references",
+    }
+
+    for source, expected in told.items():
+        assert occasion_of(ng.checkout, str(source), 0.0, replay=True).source == expected
 
 
 def test_replay_as_json_and_into_a_file_reads_back(ng: Replay, tmp_path: Path) -> None:

@@ -93,6 +93,22 @@ def test_the_list_is_filtered(server: Served, query: str, shown: list[str]) -> N
         assert (f'href="/runs/{name}"' in answer.text) == (name in shown)
 
 
+def test_a_figure_and_its_range_have_one_unit(tmp_path: Path) -> None:
+    """It read `10.7 ms (0.01023 to 0.01117)`."""
+    store = Store(tmp_path)
+    folder = store.new_run(job(OPEN))
+    with EventLog(folder.events_path) as log:
+        for repeat, latency in enumerate((0.010, 0.011, 0.012)):
+            log.emit(EventKind.ROW_START, repeat, repeat=repeat, seed=repeat, parameters={})
+            log.emit(EventKind.METRIC, repeat, name="latency", unit="s", source="x",
+                     values=[latency], index="", conditions={})  # fmt: skip
+            log.emit(EventKind.ROW_END, repeat, status="complete", seconds=1.0, error=None)
+    with served(store) as server:
+        text = server.get(f"/runs/{OPEN}").text
+
+    assert "11 ms (10 to 12)" in text
+
+
 def test_a_run_shows_figures_environment_and_pictures(server: Served) -> None:
     text = server.get(f"/runs/{FIRST}").text
 

@@ -191,7 +191,10 @@ def _long_or_special(of: Artifact) -> Finding:
             "narrowgauge results export RUN --reference; `replay` says that it is no reproduction",
         )
     if not special:
-        return met("no claim needs more than a day, and none needs a GPU")
+        return met(
+            "no claim needs more than a day, and no experiment a GPU; claims on what only a GPU has"
+            " are SKIPPED without one"
+        )
     names = listed([part.name for part in special])
     return met(f"over a day or a GPU, with records to replay: {names}")
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+_NOT_TO_BE_USED = "copy or download it again; do not use what it says"
+
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the program."""
@@ -98,13 +100,20 @@ def verify_bundle(
     from narrowgauge.bundle import verify
     from narrowgauge.errors import BundleDamaged
 
-    found = verify.verify_bundle(file, wanted=sha256)
+    try:
+        found = verify.verify_bundle(file, wanted=sha256)
+    except BundleDamaged as damaged:
+        if not damaged.next_step:
+            # What it found speaks of a part; which file it is of, and what to do, is said here.
+            damaged.what = f"{file} is not the bundle that was made: {damaged.what}"
+            damaged.next_step = _NOT_TO_BE_USED
+        raise
     print(_found_json(found) if as_json else _found_text(found))
     if not found.whole:
         raise BundleDamaged(
             f"{file} is not the bundle that was made",
             why="\n".join(found.problems[:20]),
-            next_step="copy or download it again; do not use what it says",
+            next_step=_NOT_TO_BE_USED,
         )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,9 @@ __all__ = ["DockerExecutor", "PlanContainer"]
 
 #: One `wait` request. It expires as a connection error, and so does one to a lost engine.
 _WAIT_S = 60
+_KILLED = 128 + 9
+#: How long after a container's end its engine may still say that memory was what ended it.
+_OOM_LATE_S = 3.0
 #: How long an engine may be away (restarting) before the launcher gives up watching.
 _ENGINE_AWAY_S = 30.0
 
@@ -176,12 +180,33 @@ class DockerExecutor:
         log_tail = log.decode("utf-8", errors="replace")
         if state.get("Status") == "created":
             return vanished("container", "it was made but never started", log_tail)
+        status = int(state["ExitCode"])
         return ending_from(
-            int(state["ExitCode"]),
-            out_of_memory=bool(state.get("OOMKilled")),
+            status,
+            out_of_memory=bool(state.get("OOMKilled"))
+            or (status == _KILLED and self._said_oom(container, state)),
             log_tail=log_tail,
             what="container",
         )
+
+    def _said_oom(self, container: str, state: Mapping[str, Any]) -> bool:
+        """Whether the engine's events say that memory ended a container that was killed.
+
+        On a busy host the kernel's word may reach the engine after the exit; the state's flag then
+        stays false for ever (Docker 20.10). Waits for it, unless somebody sent the signal.
+        """
+        begin, end = _seconds(state["StartedAt"]), _seconds(state["FinishedAt"])
+        if "kill" in self._happened(container, begin, end):
+            return False
+        return "oom" in self._happened(container, begin, end + _OOM_LATE_S)
+
+    def _happened(self, container: str, since: float, until: float) -> list[str]:
+        """What the engine did with a container; answers once `until` is over, by its own clock."""
+        # Written out: the engine takes no date here, and finds nothing where it is given one.
+        span: dict[str, Any] = {"since": f"{since:.6f}", "until": f"{until:.6f}"}
+        ask = self._client.events
+        events = self._ask(lambda: list(ask(**span, filters={"container": container}, decode=True)))
+        return [str(event.get("Action", "")) for event in events]
 
     def _wait(self, container: str, ended: queue.SimpleQueue[NarrowgaugeError | None]) -> None:
         """Wait for the end in requests that expire, and tell an expired one from a lost engine."""
@@ -237,6 +262,12 @@ class DockerExecutor:
 
     def _ask(self, call: Callable[[], Any]) -> Any:
         return ask(self._client, call)
+
+
+def _seconds(text: str) -> float:
+    """The engine's own way to write a time, `2026-01-01T00:00:02.123456789Z`, since the epoch."""
+    whole = datetime.strptime(text[:19], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
+    return whole.timestamp() + float("0" + text[19:].rstrip("Z"))
 
 
 def _engine_lost() -> DockerUnavailable:

@@ -10,6 +10,7 @@ __all__ = ["ending_from", "vanished"]
 
 _SIGKILL = 9
 _AGAIN = "run it again for what is missing"
+_PERHAPS = "; a host that runs out of memory does so too, and `dmesg` there would say so"
 
 #: What the lab's own exit codes mean where it left no outcome to say more.
 _SAID = {
@@ -48,7 +49,7 @@ def ending_from(status: int, *, out_of_memory: bool, log_tail: str, what: str) -
             Status.UNFINISHED,
             log_tail,
             f"the {what} was killed by signal {status - 128}",
-            "not by this launcher",
+            "not by this launcher" + (_PERHAPS if status == 128 + _SIGKILL else ""),
             _AGAIN,
         )
     if status in _SAID:

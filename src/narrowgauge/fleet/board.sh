@@ -225,6 +225,19 @@ left_out() {
         tr '\n\000' '?\n'
 }
 
+# ran_out BEGIN END: whether memory ended a container that was killed. On a busy board the kernel's
+# word may reach the engine after the exit; the state's flag then stays false for ever (Docker 20.10).
+# Waits for it, unless somebody sent the signal.
+ran_out() {
+    [ -z "$(happened kill "$1" "$2")" ] && [ -n "$(happened oom "$1" "$(($(date -d "$2" +%s) + 3))")" ]
+}
+
+# happened EVENT SINCE UNTIL
+happened() {
+    docker events --since "$2" --until "$3" --filter "container=$name" --filter "event=$1" \
+        --format '{{.Action}}' 2>/dev/null
+}
+
 # report HAVE [EVENTS]: how it ended, the log, the events' end, every other file from the offset in
 # HAVE on, and the sums of all. HAVE has lines `OFFSET PATH`; EVENTS bytes of the events have arrived.
 # What may wait for a launcher to read holds no lease.
@@ -233,10 +246,16 @@ report() {
     summing=$!
     state=none
     case $code in
-    137 | gone | lost) state=$(docker inspect --format '{{.State.Status}} {{.State.OOMKilled}}' "$name" 2>/dev/null) ;;
+    137 | gone | lost)
+        state=$(docker inspect --format '{{.State.Status}} {{.State.OOMKilled}} {{.State.StartedAt}} {{.State.FinishedAt}}' "$name" 2>/dev/null)
+        ;;
     esac
     oom=false
-    case $state in *' true') oom=true ;; esac
+    # shellcheck disable=SC2086 # fields
+    case "$code $state" in
+    *' true '*) oom=true ;;
+    137*' false '*) ! ran_out ${state#* false } || oom=true ;;
+    esac
     log=$(patiently docker logs --tail 200 "$name")
     size=$(stat -c %s "$home/out/events.jsonl" 2>/dev/null || echo 0)
     from=0

@@ -306,5 +306,15 @@ def occasion_of(checkout: Checkout, source: str, now: float, *, replay: bool) ->
         version=__version__,
         git=git_facts(checkout.root),
         replay=replay,
-        source=source,
+        source=_told(source, checkout.root),
     )
+
+
+def _told(source: str, root: Path) -> str:
+    """A folder as it may be told to anybody: a home names whoever evaluates."""
+    path = Path(source)
+    if path.is_relative_to(root):
+        return path.relative_to(root).as_posix()
+    if path.is_relative_to(Path.home()):
+        return f"~/{path.relative_to(Path.home()).as_posix()}"
+    return source

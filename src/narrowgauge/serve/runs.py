@@ -13,7 +13,7 @@ from narrowgauge.report.cards import RunCard, card_of
 from narrowgauge.report.text import clean
 from narrowgauge.report.words import duration, when
 from narrowgauge.store import RunFolder, RunState, Store, read_entry, status_word
-from narrowgauge.units import format_value
+from narrowgauge.units import scale_of
 from narrowgauge.view import RunView, load_view, metric_names, unit_of
 
 __all__ = [
@@ -175,7 +175,9 @@ def _figure(figures: tuple[float, ...], unit: str) -> str:
     summary = statistics.summarize(figures)
     if summary is None:
         return ""
-    shown = clean(format_value(summary.median, unit))
+    scale = scale_of(summary.median, unit)
     if summary.n > 1:
-        shown += f" ({format_value(summary.low)} to {format_value(summary.high)})"
-    return shown
+        spread = f" ({scale.number(summary.low)} to {scale.number(summary.high)})"
+    else:
+        spread = ""
+    return clean(scale.text(summary.median)) + spread
