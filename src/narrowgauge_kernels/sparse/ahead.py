@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from types import TracebackType
-from typing import Callable, List, Optional, Sequence, Set, Type
+from typing import Any, Callable, Optional, Sequence, Set, Type
 
 from narrowgauge_kernels.errors import KernelsError
 from narrowgauge_kernels.sparse.compiling import compile_source
@@ -35,15 +35,13 @@ class Ahead:
         workers: int = 0,
         compile_: Optional[Callable[[str, str], None]] = None,
     ) -> None:
-        self._children: Set[subprocess.Popen[str]] = set()
+        self._children: Set[Any] = set()
         self._lock = threading.Lock()
         self._over = False
         self._arch = arch
         self._compile = compile_ or self._in_process
         self._pool = concurrent.futures.ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)))
-        self._begun: List[concurrent.futures.Future[None]] = [
-            self._pool.submit(self._one, source) for source in sources
-        ]
+        self._begun = [self._pool.submit(self._one, source) for source in sources]
 
     def wait(self, number: int) -> None:
         """Until the source of that number was compiled or given up."""
