@@ -35,10 +35,11 @@ def print_listing(
 ) -> None:
     """Two tables for people."""
     from rich import box
-    from rich.console import Console
     from rich.table import Column, Table
 
-    console = Console(highlight=False)
+    from narrowgauge.screen import Screen
+
+    console = Screen(highlight=False)
     # A name is there to be typed, so it is never cut.
     columns = (Column("experiment", no_wrap=True), "what", "smoke", "short", "paper", "targets")
     table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)

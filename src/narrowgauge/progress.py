@@ -229,15 +229,16 @@ class LiveReporter:
         self._bar = self._progress = None
 
     def _open(self) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
+
+        from narrowgauge.screen import Screen
 
         self._bar = Bar(
             TimeElapsedColumn(),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[line]}", markup=False),
-            console=Console(file=self._stream),
+            console=Screen(file=self._stream),
             refresh_per_second=5,
         )
         self._task = self._bar.add_task("run", total=1.0, line="starting")

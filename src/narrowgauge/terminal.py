@@ -1,5 +1,5 @@
 """Texts for a terminal. Records, bundles and findings hold what anybody wrote: nothing in them may
-steer the terminal that shows it."""
+steer the terminal that shows it. Whole screens: `screen`."""
 
 from __future__ import annotations
 

@@ -52,11 +52,10 @@ def anytime_score(
     if as_json:
         print(json.dumps(scoring_json(found), indent=2, sort_keys=True))
     else:
-        from rich.console import Console
-
+        from narrowgauge.screen import Screen
         from narrowgauge.view import widen
 
-        console = Console()
+        console = Screen()
         widen(console)
         print_scoring(found, console)
     if out is not None:

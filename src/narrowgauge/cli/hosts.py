@@ -87,9 +87,9 @@ def list_hosts(project: Project = None, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(boards_json(boards), indent=2))
         return
-    from rich.console import Console
+    from narrowgauge.screen import Screen
 
-    print_boards(boards, _file(), Console())
+    print_boards(boards, _file(), Screen())
 
 
 def doctor(
@@ -110,9 +110,9 @@ def doctor(
     if as_json:
         print(json.dumps(findings_json(found), indent=2))
     else:
-        from rich.console import Console
+        from narrowgauge.screen import Screen
 
-        print_findings(found, Console())
+        print_findings(found, Screen())
     problem = failing(found)
     if problem is not None:
         raise typer.Exit(int(problem.exit_code))

@@ -38,11 +38,10 @@ def list_(as_json: Json = False) -> None:
     if as_json:
         _print_json(list(BUILTIN.values()))
         return
-    from rich.console import Console
-
     from narrowgauge.placement_show import print_plans
+    from narrowgauge.screen import Screen
 
-    print_plans(plans, Console(highlight=False))
+    print_plans(plans, Screen(highlight=False))
 
 
 def show(
@@ -74,11 +73,10 @@ def show(
 
         print(plan_toml(found), end="")
     else:
-        from rich.console import Console
-
         from narrowgauge.placement_show import print_plan
+        from narrowgauge.screen import Screen
 
-        print_plan(found, _value(plan, found), Console(highlight=False))
+        print_plan(found, _value(plan, found), Screen(highlight=False))
 
 
 def _value(given: str, plan: PlacementPlan) -> str:

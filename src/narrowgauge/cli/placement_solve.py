@@ -74,9 +74,9 @@ def solve(
     if as_json:
         print(json.dumps(report_json(report), indent=2, sort_keys=True))
     else:
-        from rich.console import Console
+        from narrowgauge.screen import Screen
 
-        print_report(report, Console(highlight=False))
+        print_report(report, Screen(highlight=False))
     if out is not None:
         note(_next(costs, out, report.found.predicted.seconds))
 

@@ -385,11 +385,10 @@ def _carry(
 
 
 def _print(judged: Judged, *, every: bool) -> None:
-    from rich.console import Console
-
     from narrowgauge.reproduce.show import print_verdicts
+    from narrowgauge.screen import Screen
 
-    print_verdicts(judged, Console(), all_=every)
+    print_verdicts(judged, Screen(), all_=every)
 
 
 def _reporter(as_json: bool) -> Reporter:

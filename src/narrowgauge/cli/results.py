@@ -68,11 +68,10 @@ def list_results(
             _print_json([_listed(run, index.folder(run).path) for run in runs])
             return
         entries = [_entry(run, index.folder(run)) for run in runs]
-    from rich.console import Console
-
+    from narrowgauge.screen import Screen
     from narrowgauge.show import print_results
 
-    print_results(entries, Console(), filtered=bool(experiment or status))
+    print_results(entries, Screen(), filtered=bool(experiment or status))
 
 
 def show(
@@ -90,11 +89,10 @@ def show(
         view = load_view(folder)
         _print_json({**to_json(view), **remarks_json(view, Floors.in_store(store))})
     else:
-        from rich.console import Console
-
+        from narrowgauge.screen import Screen
         from narrowgauge.show import show_run
 
-        show_run(folder, Console(), Floors.in_store(store))
+        show_run(folder, Screen(), Floors.in_store(store))
     _raise_if_damaged(folder)
 
 
@@ -126,9 +124,9 @@ def compare(
     if as_json:
         _print_json(comparison_json(found))
         return
-    from rich.console import Console
+    from narrowgauge.screen import Screen
 
-    print_comparison(found, Console())
+    print_comparison(found, Screen())
 
 
 def _compare_boards(records: list[Record], plot: Path | None, as_json: bool) -> None:
@@ -143,9 +141,9 @@ def _compare_boards(records: list[Record], plot: Path | None, as_json: bool) -> 
     if as_json:
         _print_json(side_by_side_json(found))
     else:
-        from rich.console import Console
+        from narrowgauge.screen import Screen
 
-        print_boards(found, Console())
+        print_boards(found, Screen())
     if plot is not None:
         note(str(draw_boards(found, plot)))
 

@@ -260,9 +260,8 @@ def _finish(finished: list[tuple[RunFolder, Record]], store: Store, as_json: boo
 
 
 def _show(folder: RunFolder, store: Store) -> None:
-    from rich.console import Console
-
     from narrowgauge.noise import Floors
+    from narrowgauge.screen import Screen
     from narrowgauge.show import show_run
 
-    show_run(folder, Console(), Floors.in_store(store))
+    show_run(folder, Screen(), Floors.in_store(store))

@@ -139,12 +139,11 @@ def _end(progress: Progress) -> None:
 
 
 def _print(journal, asked: SweepSpec, spec, as_json: bool) -> None:  # type: ignore[no-untyped-def]
-    from rich.console import Console
-
+    from narrowgauge.screen import Screen
     from narrowgauge.sweep.table import print_sweep, sweep_json
 
     entries = list(journal.entries().values())
     if as_json:
         print(sweep_json(entries, asked), end="")
     else:
-        print_sweep(entries, asked, spec, Console())
+        print_sweep(entries, asked, spec, Screen())

@@ -66,9 +66,12 @@ def findings_json(found: Sequence[Examined]) -> Any:
 
 def print_findings(found: Sequence[Examined], console: Console) -> None:
     """A paragraph for each board."""
+    from rich.text import Text
+
     for each in found:
         good = not each.problems
-        console.print(f"[{'green' if good else 'red'}]{'✔' if good else '✘'}[/] {each.board.name}")
+        mark = ("✔", "green") if good else ("✘", "red")
+        console.print(Text.assemble(mark, f" {each.board.name}"))
         state = each.state
         if state is not None:
             lines = [
