@@ -28,7 +28,7 @@ from result_cases import host
 from narrowgauge.judge.judging import Unmeasured, judge
 from narrowgauge.judge.model import Judgement
 from narrowgauge_contract.claims import Claim, Expectation, Verdict
-from narrowgauge_contract.outcome import Metric
+from narrowgauge_contract.outcome import Metric, Status, Validity
 from narrowgauge_contract.record import Hashes, ImageFacts, Record
 from narrowgauge_contract.spec import ExperimentSpec
 
@@ -306,6 +306,45 @@ def test_only_invalid_rows() -> None:
 
     assert found.verdict is Verdict.INVALID
     assert "it throttled" in found.reason
+
+
+def cut_off(before: Record, *indices: int) -> Record:
+    for index in indices:
+        before = changed_row(
+            before, index, status=Status.INTERRUPTED, metrics=(),
+            validity=Validity(False, ("the row did not complete: interrupted",)),
+        )  # fmt: skip
+    return before
+
+
+BUDGET = Unmeasured(Verdict.SKIPPED, "the budget was spent before its run")
+
+
+@pytest.mark.parametrize("rows", [(0,), (0, 1)])
+def test_rows_that_the_budget_cut_off_are_skipped_and_not_invalid(rows: tuple[int, ...]) -> None:
+    """Alone, and beside valid ones that are too few."""
+    run = record({"own": (1.0, 1.0)})
+    found = judged(value_claim(minimum_repeats=2), cut_off(run, *rows), unmeasured=BUDGET)
+
+    assert found.verdict is Verdict.SKIPPED
+    assert found.reason == BUDGET.reason
+
+
+def test_a_row_that_is_wrong_beside_one_cut_off_is_invalid() -> None:
+    run = invalid(cut_off(record({"own": (1.0, 1.0)}), 0), 1)
+    assert judged(value_claim(), run, unmeasured=BUDGET).verdict is Verdict.INVALID
+
+
+def test_rows_cut_off_without_a_reason_from_outside_are_invalid() -> None:
+    """Of stored records nobody knows who ended them."""
+    run = cut_off(record({"own": (1.0, 1.0)}), 0, 1)
+    assert judged(value_claim(), run).verdict is Verdict.INVALID
+
+
+def test_enough_valid_rows_are_judged_whatever_was_cut_off() -> None:
+    run = cut_off(record({"own": (1.0, 1.0, 1.0)}), 2)
+    found = judged(value_claim(minimum_repeats=2), run, unmeasured=BUDGET)
+    assert found.verdict not in (Verdict.SKIPPED, Verdict.INVALID)
 
 
 def test_too_few_repeats_are_invalid() -> None:

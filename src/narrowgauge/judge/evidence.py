@@ -53,7 +53,8 @@ class Evidence:
     """What may be put together for a claim. `lacking`: the selections that no valid row is of, and
     `spoiled` those of them that have rows which may not be used.
 
-    `lost`: the settings at which rows were measured and none may be used; `coverage`: how many of
+    `invalid` counts rows, and `cut_off` those of them that did not come to their end. `lost`: the
+    settings at which rows were measured and none may be used; `coverage`: how many of
     the settings of the claim's profile were measured. `ambiguous`: why the rows of a selection are
     no repeats of one thing; empty where they are. `skipped`: what the host lacked, where that kept
     a row from being measured.
@@ -62,6 +63,7 @@ class Evidence:
     records: tuple[Record, ...] = ()
     cases: tuple[Case, ...] = ()
     invalid: int = 0
+    cut_off: int = 0
     skipped: str = ""
     ambiguous: str = ""
     lacking: tuple[str, ...] = ()
@@ -86,6 +88,7 @@ class _Looked:
     attempted: set[Key] = field(default_factory=set)
     spoiled: set[str] = field(default_factory=set)
     invalid: int = 0
+    cut_off: int = 0
     skipped: str = ""
 
 
@@ -107,6 +110,7 @@ def evidence_for(claim: Claim, spec: ExperimentSpec, records: Sequence[Record]) 
     if newest is None:
         return Evidence(
             invalid=sum(each.invalid for each in looked),
+            cut_off=sum(each.cut_off for each in looked),
             skipped=next((each.skipped for each in looked if each.skipped), ""),
             exclusions=tuple(dict.fromkeys(e for each in looked for e in each.exclusions)),
         )
@@ -167,6 +171,7 @@ def _evidence(
         known,
         cases=cases,
         invalid=sum(each.invalid for each in joined),
+        cut_off=sum(each.cut_off for each in joined),
         skipped=next((each.skipped for each in joined if each.skipped), ""),
         ambiguous=ambiguous,
         lacking=tuple(lacking),
@@ -264,6 +269,7 @@ def _side(
             looked.skipped = looked.skipped or why
         elif not row.validity.valid or row.status is not Status.COMPLETE:
             looked.invalid += 1
+            looked.cut_off += row.status in (Status.INTERRUPTED, Status.UNFINISHED)
             looked.lost.add(key_of(row, named))
             looked.spoiled.add(selection_label(selection))
     return rows

@@ -73,6 +73,8 @@ def judge(
         return _without(claim, spec, Verdict.NOT_APPLICABLE, claim.not_comparable, Evidence())
     evidence = evidence_for(claim, spec, records)
     barred = _barred(claim, evidence, unmeasured)
+    if barred is not None and unmeasured is not None and _only_cut_off(evidence):
+        barred = unmeasured
     if barred is not None:
         return _without(claim, spec, barred.verdict, barred.reason, evidence)
     expected = _expected(claim, evidence.records)
@@ -117,6 +119,12 @@ def _barred(claim: Claim, evidence: Evidence, unmeasured: Unmeasured | None) -> 
         reason = f"{fewest} valid repeats of the {claim.minimum_repeats} that it needs{lost}"
         return Unmeasured(Verdict.INVALID, reason)
     return None
+
+
+def _only_cut_off(evidence: Evidence) -> bool:
+    """Whether all rows that may not be used were ended before their end: nothing is wrong with what
+    was measured, it is only not there."""
+    return 0 < evidence.invalid == evidence.cut_off
 
 
 def _nothing(evidence: Evidence, unmeasured: Unmeasured | None) -> Unmeasured:
