@@ -148,13 +148,17 @@ lab_track() {
         --ignore=tests/kernels/test_manual_float_emulation.py
         --ignore=tests/kernels/test_manual_codes_device.py
         --ignore=tests/kernels/test_sparse_compiling.py --ignore=tests/kernels/test_sparse_emulation.py)
-    # The slow tier has manual layers, multipliers and networks with exits on the old torch too.
+    # The slow tier has manual layers, multipliers, networks with exits and their variants there too.
     [ -n "$slow" ] || others+=(--ignore-glob='*/test_manual*' --ignore-glob='*/test_multiplier*'
         --ignore=tests/kernels/test_codes.py --ignore=tests/kernels/test_mac.py
         --ignore=tests/kernels/test_custom.py --ignore-glob='*/test_anytime_iresnext*'
         --ignore-glob='*/test_experiments_branchynet*' --ignore-glob='*/test_experiments_ddnn*'
         --ignore-glob='*/test_experiments_sact*' --ignore-glob='*/experiments/test_anytime*'
-        --ignore=tests/experiments/test_iresnext.py --ignore=tests/experiments/test_nested_osgd.py)
+        --ignore=tests/experiments/test_iresnext.py --ignore=tests/experiments/test_nested_osgd.py
+        --ignore=tests/experiments/test_residual_cutting.py --ignore=tests/experiments/test_quantisation.py
+        --ignore=tests/experiments/test_pruning_experiment.py --ignore=tests/experiments/test_ensembles.py
+        --ignore=tests/experiments/test_feature_pyramid.py --ignore=tests/experiments/test_class_maps_rows.py
+        --ignore=tests/experiments/test_resolution_ladder.py --ignore=tests/experiments/test_fundamentals.py)
     lab_tests lab38 "$state/lab38/bin/python" "${others[@]}" || code=1
     return $code
 }

@@ -11,6 +11,7 @@ import pytest
 
 from narrowgauge_kernels.errors import DiskFullError, KernelBuildError, ToolchainMissingError
 from narrowgauge_kernels.sparse import compiling
+from narrowgauge_kernels.sparse.ahead import Ahead
 from narrowgauge_kernels.sparse.compiling import (
     Compiler,
     cache_directory,
@@ -238,3 +239,15 @@ def test_what_is_no_library_is_an_error_with_its_path(tmp_path):
     broken.write_text("no library")
     with pytest.raises(KernelBuildError, match=r"libnvrtc\.so\.12 does not load"):
         Nvrtc(broken)
+
+
+def test_machine_code_is_made_in_another_process(nvrtc, tmp_path, monkeypatch):
+    """And what does not compile is left to the one who needs it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = 'extern "C" __global__ void kernel(float* x) { *x = 1.0f; }'
+    assert nvrtc.knows("7.0")
+    with Ahead([lambda: source, lambda: "no CUDA"], "7.0", 2) as ahead:
+        ahead.wait(0)
+        ahead.wait(1)
+    assert len(list(cache_directory().glob("*.cubin"))) == 1
+    assert len(list(cache_directory().glob("failed/*.cu"))) == 1

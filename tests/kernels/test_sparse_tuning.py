@@ -13,7 +13,6 @@ import torch
 from narrowgauge_kernels.errors import DiskFullError
 from narrowgauge_kernels.sparse import ahead as ahead_module
 from narrowgauge_kernels.sparse.ahead import Ahead
-from narrowgauge_kernels.sparse.compiling import cache_directory, find_compiler
 from narrowgauge_kernels.sparse.errors import DeviceError, SparseArgumentError
 from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
 from narrowgauge_kernels.sparse.tiles import candidates, default_tile
@@ -136,18 +135,6 @@ def test_what_is_not_begun_when_the_search_ends_is_never_compiled():
         # On its way out it waits for what was begun, and for nothing else.
         threading.Timer(0.1, go_on.set).start()
     assert done == ["first"]
-
-
-def test_machine_code_is_made_in_another_process(tmp_path, monkeypatch):
-    """And what does not compile is left to the one who needs it."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = 'extern "C" __global__ void kernel(float* x) { *x = 1.0f; }'
-    find_compiler("7.0")  # or there is nothing to see here: ToolchainMissingError
-    with Ahead([lambda: source, lambda: "no CUDA"], "7.0", 2) as ahead:
-        ahead.wait(0)
-        ahead.wait(1)
-    assert len(list(cache_directory().glob("*.cubin"))) == 1
-    assert len(list(cache_directory().glob("failed/*.cu"))) == 1
 
 
 def test_children_end_with_the_search(monkeypatch, tmp_path):
