@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import functools
 import json
 import threading
 import time
@@ -12,6 +14,7 @@ import torch
 
 from narrowgauge_kernels.errors import DiskFullError
 from narrowgauge_kernels.sparse import ahead as ahead_module
+from narrowgauge_kernels.sparse import tuning
 from narrowgauge_kernels.sparse.ahead import Ahead
 from narrowgauge_kernels.sparse.errors import DeviceError, SparseArgumentError
 from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
@@ -135,6 +138,68 @@ def test_what_is_not_begun_when_the_search_ends_is_never_compiled():
         # On its way out it waits for what was begun, and for nothing else.
         threading.Timer(0.1, go_on.set).start()
     assert done == ["first"]
+
+
+def test_while_it_is_still_nothing_is_made_or_begun():
+    """A thread that makes sources keeps Python from the one that times, for milliseconds."""
+    made, begun, go_on = [], [], threading.Event()
+
+    def source(number):
+        made.append(number)
+        return f"source {number}"
+
+    def compile_(text, arch):
+        begun.append(text)
+        go_on.wait(10)
+
+    sources = [functools.partial(source, number) for number in range(4)]
+    with Ahead(sources, "9.0", 2, compile_) as ahead:
+        while len(begun) < 2:
+            time.sleep(0.001)
+        with ahead.still():
+            go_on.set()
+            ahead.wait(0)  # what was begun goes on
+            ahead.wait(1)
+            time.sleep(0.05)
+            assert made == [0, 1]
+        ahead.wait(3)
+    assert sorted(made) == [0, 1, 2, 3]
+
+
+def test_a_tile_is_timed_while_it_is_still(env, monkeypatch):
+    """Else what others do in this process is between a replay and the event behind it."""
+    held, locks = [], []
+
+    class Event:
+        def __init__(self, enable_timing):
+            pass
+
+        def record(self):
+            held.append(locks[-1].locked())
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, other):
+            return 1.0
+
+    class Watched(Ahead):
+        def __init__(self, sources, arch):
+            super().__init__([], arch)
+            locks.append(self._lock)
+
+        def wait(self, number):
+            pass
+
+    monkeypatch.setattr(tuning, "Ahead", Watched)
+    monkeypatch.setattr(tuning, "Convolution", lambda *given: lambda *operands: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.delattr(torch.cuda, "CUDAGraph", raising=False)
+    found = tune(SHAPE, VARIANT, torch.device("cpu", 0), 60.0, 2, env, None, DEVICE)
+    assert found.trials[0].microseconds == 50.0
+    assert held
+    assert all(held)
 
 
 def test_children_end_with_the_search(monkeypatch, tmp_path):

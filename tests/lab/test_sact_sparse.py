@@ -253,6 +253,19 @@ def test_room_for_all_gives_the_answer_and_too_little_is_said_and_mended(
     assert torch.allclose(fixed.answer(images), wanted, atol=1e-4, rtol=1e-4)
 
 
+def test_lists_of_fixed_capacity_keep_what_graphs_read_however_many_shapes_come() -> None:
+    """A captured pass has the addresses of its grids."""
+    fixed = FixedSact(lively(), images_of(1), compiled=False)
+    grids = fixed._grids
+    maps = torch.zeros(1, 4, 4, 2)
+    first = grids.of(maps)
+
+    for batch in range(2, 40):
+        grids.of(maps.expand(batch, 4, 4, 2))
+
+    assert grids.of(maps) is first
+
+
 def test_a_margin_of_nothing_is_refused() -> None:
     with pytest.raises(BadValueError, match="margin"):
         FixedSact(lively(), images_of(1), margin=0.0)

@@ -13,7 +13,18 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Tuple,
+)
 
 from narrowgauge_kernels.errors import DiskFullError
 from narrowgauge_kernels.sparse.ahead import Ahead
@@ -37,6 +48,7 @@ _SECONDS = 60.0
 _MOST_TILES = 512
 #: Paths of one launch that skip zeros by element.
 _SKIPPING = ("fused", "window")
+_Still = Callable[[], ContextManager[None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +86,12 @@ def tune(
     what compiling raises.
     """
     name, arch = identity or device_identity(device)
-    timed = measure or _timer(shape, variant, device)
     every = candidates(shape, variant, arch, most)
     trials: List[Trial] = []
     began = time.monotonic()
     sources = [functools.partial(generate, shape, tile, variant, arch) for tile in every]
     with Ahead([] if measure else sources, arch) as ahead:
+        timed = measure or _timer(shape, variant, device, ahead.still)
         for number, tile in enumerate(every):
             if measure is None:
                 ahead.wait(number)
@@ -168,10 +180,10 @@ def device_identity(device: Optional[torch.device] = None) -> Tuple[str, str]:
 
 
 def _timer(
-    shape: Shape, variant: Variant, device: Optional[torch.device]
+    shape: Shape, variant: Variant, device: Optional[torch.device], still: _Still
 ) -> Callable[[Tile], float]:
     """Microseconds of a call inside a replayed graph, where torch has graphs; else of many calls
-    in a row, which launches bound."""
+    in a row, which launches bound. Samples are taken while it is `still`."""
     import torch
 
     if device is None or device.index is None:
@@ -193,12 +205,12 @@ def _timer(
         convolution = Convolution(shape, tile, variant)
         convolution(*operands)
         with torch.cuda.device(device):
-            return _microseconds(lambda: convolution(*operands))
+            return _microseconds(lambda: convolution(*operands), still)
 
     return timed
 
 
-def _microseconds(call: Callable[[], Any]) -> float:
+def _microseconds(call: Callable[[], Any], still: _Still) -> float:
     """On the current device: a graph is captured, and events are recorded, on its stream."""
     import torch
 
@@ -215,13 +227,14 @@ def _microseconds(call: Callable[[], Any]) -> float:
         replay = graph.replay
     replay()
     samples = []
-    for _ in range(_REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        replay()
-        end.record()
-        end.synchronize()
-        samples.append(start.elapsed_time(end) * 1e3 / _CALLS)
+    with still():
+        for _ in range(_REPLAYS):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            replay()
+            end.record()
+            end.synchronize()
+            samples.append(start.elapsed_time(end) * 1e3 / _CALLS)
     return sorted(samples)[_REPLAYS // 2]
 
 

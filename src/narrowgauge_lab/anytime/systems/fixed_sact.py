@@ -94,7 +94,7 @@ class FixedSact:
         self._compiled = self.by != "torch"
         self._net = net
         self.rooms = self._calibrate(calibration, margin)
-        self._grids = Grids(self._compiled)
+        self._grids = Grids(self._compiled, forgets=False)
         self._cells: Dict[int, torch.Tensor] = {}
 
     def answer(self, images: torch.Tensor) -> torch.Tensor:

@@ -78,10 +78,11 @@ class Rows:
 
 
 class Grids:
-    """The grids of the maps that came by, made once for each shape."""
+    """The grids of the maps that came by, made once for each shape. `forgets`: when there are many;
+    not where a CUDA graph may read them at their addresses."""
 
-    def __init__(self, compiled: bool) -> None:
-        self._compiled = compiled
+    def __init__(self, compiled: bool, forgets: bool = True) -> None:
+        self._compiled, self._forgets = compiled, forgets
         self._made: Dict[Tuple[int, int, int], Grid] = {}
 
     def of(self, maps: torch.Tensor) -> Grid:
@@ -89,7 +90,7 @@ class Grids:
         batch, height, width = maps.shape[:3]
         key = (batch, height, width)
         if key not in self._made:
-            if len(self._made) >= _MOST_GRIDS:
+            if self._forgets and len(self._made) >= _MOST_GRIDS:
                 self._made.clear()
             self._made[key] = Grid(batch, height, width, maps.device, self._compiled)
         return self._made[key]
