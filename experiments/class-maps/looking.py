@@ -114,7 +114,9 @@ def _scored(
     regions = [class_maps.region(maps) for maps in seen.maps]
     for one, other_exit in itertools.combinations(range(len(regions)), 2):
         both = class_maps.overlap(regions[one], regions[other_exit])
-        found[f"overlap_{one}_{other_exit}"] = both
+        # A flat map says nothing, and so does not disagree with another either.
+        silent = seen.plain[one] | seen.plain[other_exit]
+        found[f"overlap_{one}_{other_exit}"] = torch.where(silent, nothing, both)
     found.update(_pondered(net, seen))
     return found
 

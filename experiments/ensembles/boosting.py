@@ -44,7 +44,8 @@ class Boosted(nn.Module):
 class Residual(Objective):
     """Least squares of the new member against one-hot labels less the probabilities so far
     (Friedman 2001, for the cross entropy). Summed over a batch, as Ensemble-PyTorch has it, which
-    matters beside weight decay; a mean over images in the records, whose unit is no nat.
+    matters beside weight decay: the mean over images times the images of a full batch, in records
+    too, where its unit is no nat.
     """
 
     exits = 1

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import precision, torch_compat
 from narrowgauge_lab.anytime.feeds import Splits
 from narrowgauge_lab.augment import Feed
 from narrowgauge_lab.context import RowContext
@@ -106,6 +106,8 @@ def fit(ctx: RowContext, splits: Splits) -> Optional[List[Numbered]]:
     """The members that torchensemble trains; None where the row has become invalid by one that
     diverged. Nothing is kept until it is done: a row that is stopped begins anew."""
     given, library = ctx.parameters, _library()
+    # It sets nothing itself, and torch lets convolutions use TF32 on a GPU unless it is told.
+    precision.enter(given["precision"], ctx.device)
     method, classes = given["method"], splits.classes
     ctx.fact("torchensemble", str(getattr(library, "__version__", "unknown")))
     options = {"shrinkage_rate": given["shrinkage"]} if method == "boosting" else {}

@@ -41,6 +41,7 @@ def run(ctx: RowContext) -> None:
         augmentation=Augmentation(padding=4, flip=True),
     )
     training.seed_everything(ctx.seed)
+    resumed = ctx.checkpoints.resume and any(ctx.checkpoints.folder.rglob("checkpoint-*.pt"))
     began = time.monotonic()
     if parameters["implementation"] == "torchensemble":
         members = peer.fit(ctx, splits)
@@ -49,7 +50,7 @@ def run(ctx: RowContext) -> None:
     if members is None:
         return
     # What a process before a resume took is in each member's `seconds_before_resume`.
-    if not ctx.checkpoints.resume:
+    if not resumed:
         seconds = time.monotonic() - began
         ctx.metric("training_seconds", seconds, unit="s", source="monotonic")
     _score(ctx, splits, members)

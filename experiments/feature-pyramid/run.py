@@ -59,7 +59,8 @@ def _pyramid(ctx: RowContext, splits: Splits) -> PyramidNet:
 
 def _equal_rival(ctx: RowContext, net: PyramidNet, splits: Splits) -> PyramidNet:
     """The network of plain heads that cost the same. Both are counted: the facts `macs_apart` (the
-    share by which an exit's costs differ at most) and `plain_channels` say how equal they are.
+    share by which an exit's costs differ at most), `heads_apart` (the same of the heads alone,
+    which the trunk does not hide) and `plain_channels` say how equal they are.
 
     Raises BadValueError where whole channels cannot make them equal within one percent.
     """
@@ -68,6 +69,7 @@ def _equal_rival(ctx: RowContext, net: PyramidNet, splits: Splits) -> PyramidNet
     ours, others = exit_costs(net, example), exit_costs(rival, example)
     difference = max(apart(ours.direct, others.direct), apart(ours.cumulative, others.cumulative))
     ctx.fact("macs_apart", difference)
+    ctx.fact("heads_apart", apart(ours.heads, others.heads))
     ctx.fact("plain_channels", rival.plain_channels)
     if difference > _EQUAL:
         raise BadValueError(

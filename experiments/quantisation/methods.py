@@ -15,6 +15,7 @@ from narrowgauge_lab import training
 from narrowgauge_lab.anytime.feeds import Splits
 from narrowgauge_lab.anytime.objective import ExitLosses
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.errors import CalibrationError
 from narrowgauge_lab.optim import Adam
 from narrowgauge_lab.quant import allocation, executors, qat
 from narrowgauge_lab.quant.calibration import QuantConfig, calibrate
@@ -32,6 +33,8 @@ _TOGETHER = 100
 #: The method that has several answers.
 LADDER = "ladder"
 _TRAINED = ("qat", "greedy-qat")
+#: Methods that choose no range beforehand.
+_UNCALIBRATED = ("fp32", "dynamic")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,15 +49,8 @@ class Source:
 
     @classmethod
     def of(cls, ctx: RowContext, model: nn.Module, splits: Splits) -> Source:
-        """Raises BadValueError for more images than are held out."""
-        wanted = ctx.parameters["calibration"]
-        if wanted > len(splits.validation):
-            raise BadValueError(
-                f"{wanted} images to calibrate on",
-                why=f"{len(splits.validation)} training images are held out for it",
-                next_step=f"-p validation={wanted}, or fewer to calibrate on",
-            )
-        images, _ = splits.validation.batch(torch.arange(wanted, device=ctx.device))
+        wanted = torch.arange(ctx.parameters["calibration"], device=ctx.device)
+        images, _ = splits.validation.batch(wanted)
         example, _ = splits.test.batch(torch.arange(1, device=ctx.device))
         return cls(model, splits, images, layer_work(model, example))
 
@@ -78,10 +74,12 @@ class Quantised:
 
 
 def require_method(ctx: RowContext, exits: int) -> None:
-    """Before anything is trained: raises what `require_executor` raises, and SkippedError for what
-    an executor does not do."""
+    """Before anything is trained: raises what `require_executor` raises, SkippedError for what an
+    executor does not do, BadValueError for more images to calibrate on than are held out, and
+    CalibrationError for none where ranges are of them."""
     method, executor = ctx.parameters["method"], ctx.parameters["executor"]
     executors.require_executor(executor, ctx.parameters["bits"], ctx.device)
+    _require_images(method, ctx.parameters["calibration"], ctx.parameters["validation"])
     if executor in ("onnxruntime", "tensorrt") and exits > 1:
         raise SkippedError(
             f"{executor} runs networks of one answer here",
@@ -105,6 +103,21 @@ def require_method(ctx: RowContext, exits: int) -> None:
             f"tensorrt runs no {method} here",
             why="it finds scales of its own, so what another method finds is lost",
             next_step="-p method=static",
+        )
+
+
+def _require_images(method: str, wanted: int, held: int) -> None:
+    if wanted > held:
+        raise BadValueError(
+            f"{wanted} images to calibrate on",
+            why=f"{held} training images are held out for it",
+            next_step=f"-p validation={wanted}, or fewer to calibrate on",
+        )
+    if not wanted and method not in _UNCALIBRATED:
+        raise CalibrationError(
+            "there is no calibration data",
+            why=f"calibration=0, and {method} takes the ranges of activations from images",
+            next_step="-p calibration=500, or -p method=dynamic",
         )
 
 
@@ -158,7 +171,7 @@ def executed(
     """`model`, which has the layers of the source, by `scales`."""
     name = ctx.parameters["executor"]
     with torch.no_grad():
-        done = executors.execute(name, model, scales, _example(source))
+        done = executors.execute(name, model, scales, _example(source), _threads(ctx))
     return Quantised(
         done.forward,
         _twin(ctx, source).forward,
@@ -270,7 +283,14 @@ def _by_tensorrt(ctx: RowContext, source: Source) -> Quantised:
 
 
 def _twin(ctx: RowContext, source: Source) -> executors.Executed:
-    return executors.float_twin(ctx.parameters["executor"], source.model, _example(source))
+    name = ctx.parameters["executor"]
+    return executors.float_twin(name, source.model, _example(source), _threads(ctx))
+
+
+def _threads(ctx: RowContext) -> Optional[int]:
+    """Of ONNX Runtime, whose sessions have the threads that they were made with, whatever torch is
+    told while they are timed. None: as many as torch takes."""
+    return ctx.parameters["threads"] or None
 
 
 def _example(source: Source) -> torch.Tensor:

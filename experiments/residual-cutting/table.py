@@ -101,28 +101,29 @@ def record_asked(ctx: RowContext, variants: Variants, net: nn.Module, cuts: Sequ
 
 
 def _record_one(ctx: RowContext, name: str, found: Outcome) -> None:
-    for suffix, value, unit in _figures(found):
-        ctx.metric(f"{name}_{suffix}", value, unit=unit, source="computed")
+    for suffix, value, unit, source in _figures(found):
+        ctx.metric(f"{name}_{suffix}", value, unit=unit, source=source)
 
 
 def _record_mode(ctx: RowContext, mode: str, rows: Sequence[Outcome], whole: Outcome) -> None:
-    columns: Dict[str, Tuple[List[float], str]] = {}
+    columns: Dict[str, Tuple[List[float], str, str]] = {}
     for row in rows:
-        for suffix, value, unit in _figures(row):
-            columns.setdefault(suffix, ([], unit))[0].append(value)
-    columns["saved_macs"] = ([whole.macs - row.macs for row in rows], "MAC")
-    for suffix, (values, unit) in columns.items():
-        ctx.metric(f"{mode}_{suffix}", values, unit=unit, source="computed", index="block")
+        lost = [(f"lost{end}", value, "points", "computed") for end, value in row.lost(whole)]
+        for suffix, value, unit, source in [*_figures(row), *lost]:
+            columns.setdefault(suffix, ([], unit, source))[0].append(value)
+    columns["saved_macs"] = ([whole.macs - row.macs for row in rows], "MAC", "computed")
+    for suffix, (values, unit, source) in columns.items():
+        ctx.metric(f"{mode}_{suffix}", values, unit=unit, source=source, index="block")
 
 
-def _figures(found: Outcome) -> List[Tuple[str, float, str]]:
-    """Those that were asked for: end of the metric's name, value, unit."""
-    every: List[Tuple[str, Any, str]] = [
-        ("accuracy", found.accuracy, "%"),
-        ("accuracy_anew", found.anew, "%"),
-        ("accuracy_tuned", found.tuned, "%"),
-        ("macs", found.macs, "MAC"),
-        ("latency", found.latency, "s"),
+def _figures(found: Outcome) -> List[Tuple[str, float, str, str]]:
+    """Those that were asked for: end of the metric's name, value, unit, source."""
+    every: List[Tuple[str, Any, str, str]] = [
+        ("accuracy", found.accuracy, "%", "computed"),
+        ("accuracy_anew", found.anew, "%", "computed"),
+        ("accuracy_tuned", found.tuned, "%", "computed"),
+        ("macs", found.macs, "MAC", "computed"),
+        ("latency", found.latency, "s", found.clock),
     ]
     return [each for each in every if each[1] is not None]
 
@@ -132,9 +133,8 @@ def _lost(mode: str, rows: Sequence[Outcome], whole: Outcome) -> Dict[str, List[
     name = mode.replace("_", " ")
     lines: Dict[str, List[float]] = {}
     for row in rows:
-        for ending, value in (("", row.accuracy), (", anew", row.anew), (", tuned", row.tuned)):
-            if value is not None:
-                lines.setdefault(name + ending, []).append(whole.accuracy - value)
+        for ending, value in row.lost(whole):
+            lines.setdefault(name + ending.replace("_", ", "), []).append(value)
     return lines
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from typing import Optional
+from typing import Optional, Tuple
 
 import torch
 from torch import nn
@@ -30,13 +30,28 @@ _TIMING = TimingPlan(interval=0.02, limit_s=1.0, warm_up_limit_s=1.0)
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """Accuracies in percent of the test images; None: not asked for. `macs`: of one image;
-    `latency`: seconds of one image, the median."""
+    `latency`: seconds of one image, the median, by `clock`."""
 
     accuracy: float
     anew: Optional[float]
     tuned: Optional[float]
     macs: int
     latency: Optional[float]
+    clock: str = ""
+
+    def lost(self, whole: Outcome) -> Tuple[Tuple[str, float], ...]:
+        """Points of accuracy that this cut costs: the ending of the treatment's metrics, and the
+        difference to the `whole` network that was treated alike."""
+        every = (
+            ("", whole.accuracy, self.accuracy),
+            ("_anew", whole.anew, self.anew),
+            ("_tuned", whole.tuned, self.tuned),
+        )
+        return tuple(
+            (ending, before - after)
+            for ending, before, after in every
+            if before is not None and after is not None
+        )
 
 
 class Variants:
@@ -51,11 +66,11 @@ class Variants:
 
     def judge(self, net: nn.Module) -> Outcome:
         """All that the row asks of `net`, which afterwards has new statistics or weights."""
-        macs, latency = self.macs(net), self.latency(net)
+        macs, (latency, clock) = self.macs(net), self.latency(net)
         accuracy = self.on(self.splits.test, net).accuracy
         anew = self.on(self.splits.test, net).accuracy if self.settle(net) else None
         tuned = self.on(self.splits.test, net).accuracy if self.tune(net) else None
-        return Outcome(accuracy, anew, tuned, macs, latency)
+        return Outcome(accuracy, anew, tuned, macs, latency, clock)
 
     def on(self, feed: Feed, net: nn.Module) -> Evaluation:
         """`net` in eval mode on a feed."""
@@ -99,10 +114,11 @@ class Variants:
         """Multiply-accumulates of one image, of what runs."""
         return count(net, self._image).macs
 
-    def latency(self, net: nn.Module) -> Optional[float]:
-        """Seconds of one image; None where the row does not ask for it."""
+    def latency(self, net: nn.Module) -> Tuple[Optional[float], str]:
+        """Seconds of one image and the clock that they are of; None where the row does not ask for
+        it."""
         if not self._parameters["latency"]:
-            return None
+            return None, ""
 
         def call() -> torch.Tensor:
             with self.mode.autocast():
@@ -111,4 +127,4 @@ class Variants:
 
         with in_eval_mode(net), torch_compat.inference_mode():
             samples = measure_time(call, self.mode.device, _TIMING)
-        return statistics.median(samples.seconds)
+        return statistics.median(samples.seconds), samples.source

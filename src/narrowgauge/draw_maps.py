@@ -22,6 +22,9 @@ __all__ = ["Maps", "maps_size", "paint_maps", "read_maps"]
 
 #: More than these are no picture any more.
 _MOST_ROWS, _MOST_COLUMNS, _MOST_SIDE = 24, 16, 512
+#: Of a file, in bytes, which as Python's lists is some thirty times as large; and of a name, in
+#: characters, which all are drawn.
+_MOST_BYTES, _MOST_NAME = 16 << 20, 120
 #: Inches; the title has to fit in.
 _CELL, _LEAST_WIDE = 1.25, 5.6
 #: Colours go from dark to light, so that maps can be read without colours as well.
@@ -46,6 +49,9 @@ def read_maps(row: Row, name: str, folder: RunFolder) -> Maps | None:
     path = side_file(row, name, folder)
     if path is None:
         return None
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise _damaged(path, f"{size} bytes; {_MOST_BYTES} at most are read")
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         found = Maps(
@@ -81,6 +87,8 @@ def _problem(found: Maps) -> str:
     rows, columns = len(found.rows), len(found.columns)
     if not (0 < rows <= _MOST_ROWS and 0 < columns <= _MOST_COLUMNS):
         return f"{rows} images and {columns} maps of each; 1 to {_MOST_ROWS} and {_MOST_COLUMNS}"
+    if any(len(name) > _MOST_NAME or not name.isprintable() for name in found.rows + found.columns):
+        return f"a name is longer than {_MOST_NAME} characters, or has some that cannot be printed"
     if not len(found.images) == len(found.maps) == rows:
         return f"{rows} names, {len(found.images)} images and maps of {len(found.maps)}"
     if any(len(line) != columns for line in found.maps):

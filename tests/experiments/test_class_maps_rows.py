@@ -137,6 +137,25 @@ def test_images_whose_maps_are_flat_have_no_score(monkeypatch: Any, tmp_path: Pa
         "maps"][0][0]).any()  # fmt: skip
 
 
+def test_a_flat_map_does_not_disagree_with_another(monkeypatch: Any, tmp_path: Path) -> None:
+    """All exits have the same map, but for images of which the first has none."""
+    asked = []
+
+    def alike(head: Any, classes: Any) -> Any:
+        maps = torch.arange(16.0).view(1, 4, 4).repeat(len(classes), 1, 1)
+        if len(asked) % 3 == 0:
+            maps[::2] = 0.0
+        asked.append(head)
+        return maps
+
+    monkeypatch.setattr(class_maps, "grad_cam", alike)
+    row = ROWS.run(tmp_path, "net=b-alexnet", "lr=0.02")
+
+    assert _value(row, "exit0_flat_maps") == 50
+    assert _value(row, "exit1_flat_maps") == 0
+    assert _value(row, "overlap_0_1") == _value(row, "overlap_1_2") == 1
+
+
 def test_weights_of_another_row_are_taken(tmp_path: Path) -> None:
     torch.manual_seed(3)
     torch.save(NestedNet(10, channels=4).state_dict(), tmp_path / "w.pt")

@@ -15,8 +15,9 @@ from torch import nn
 
 from narrowgauge_contract.claims import load_claims
 from narrowgauge_contract.errors import NotApplicableError, UsageError
-from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog
-from narrowgauge_contract.outcome import Row
+from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog, read_events
+from narrowgauge_contract.outcome import Fold, Row
+from narrowgauge_lab import torch_compat
 from narrowgauge_lab.anytime.feeds import make_splits
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.data import synthetic_data
@@ -282,7 +283,51 @@ def test_a_row_that_was_stopped_goes_on_with_its_member(
     np.testing.assert_array_equal(_answers(cut).test.logits, _answers(whole).test.logits)
 
 
+def test_only_a_row_that_goes_on_from_a_checkpoint_has_no_seconds(tmp_path: Path) -> None:
+    """A sliced run resumes rows that have not begun, too."""
+
+    def timed(resume: bool) -> bool:
+        load_run(EXPERIMENTS, "ensembles")(_resumable(tmp_path, resume))
+        events = read_events(tmp_path / EVENTS_FILE)
+        (row,) = Fold().add_all(events).rows()
+        return row.metric("training_seconds") is not None
+
+    assert timed(True)
+    assert not timed(True)
+
+
+class _Library:
+    """In place of torchensemble: what arithmetic it is called in."""
+
+    __version__ = "0"
+
+    def __init__(self) -> None:
+        self.tf32: Any = None
+
+    def VotingClassifier(self, estimator: Any, **given: Any) -> Any:  # noqa: N802
+        made = [estimator(**given["estimator_args"]) for _ in range(given["n_estimators"])]
+        self.estimators_ = made
+        return self
+
+    def set_optimizer(self, name: str, **given: Any) -> None:
+        pass
+
+    def fit(self, batches: Any, **given: Any) -> None:
+        self.tf32 = torch_compat.tf32_allowed()
+
+
 class TestPeer:
+    def test_it_trains_in_the_precision_that_the_row_says(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        library = _Library()
+        monkeypatch.setattr(ROWS.module("peer"), "_library", lambda: library)
+        with torch_compat.tf32_set_to(True):
+            row = ROWS.run(tmp_path, "implementation=torchensemble")
+
+        assert row.validity.valid
+        assert library.tf32 == {"matmul": False, "conv": False}
+
     def test_where_it_is_missing_it_is_said(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

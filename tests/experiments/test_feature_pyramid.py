@@ -39,6 +39,7 @@ def test_both_kinds_of_heads_are_scored_at_equal_cost(tmp_path: Path) -> None:
     for heads, row in rows.items():
         assert row.validity.valid
         assert row.facts["macs_apart"] <= 0.01
+        assert row.facts["macs_apart"] < row.facts["heads_apart"] < 0.05
         assert len(row.facts["plain_channels"]) == 3
         run = read_logits(tmp_path / heads / "row-0" / LOGITS_FILE)
         assert (run.family, run.exits) == ("feature-pyramid", 3)

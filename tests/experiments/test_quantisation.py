@@ -10,10 +10,11 @@ import pytest
 import torch
 from one_row import EXPERIMENTS, Rows
 
-from narrowgauge_contract.claims import load_claims
+from narrowgauge_contract.claims import ClaimKind, load_claims
 from narrowgauge_contract.errors import BadValueError, SkippedError
 from narrowgauge_contract.outcome import Row
 from narrowgauge_lab.errors import CalibrationError
+from narrowgauge_lab.quant import ort
 from narrowgauge_lab.quant.cpu import exact_activation_bits
 from narrowgauge_lab.torch_compat import torch_version
 from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
@@ -166,6 +167,39 @@ def test_onnx_runtime_leaves_a_file(tmp_path: Path) -> None:
     assert _last(row, "file_bytes") > _last(row, "stored_bytes")
 
 
+@pytest.mark.skipif(torch_version() < (2, 0), reason="onnx and other threads are for current torch")
+def test_onnx_runtime_is_timed_on_the_threads_that_the_row_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sessions keep the threads that they were made with: quantised and float alike."""
+    asked = []
+    real = ort.OrtModel.__init__
+
+    def made(model: Any, path: Path, threads: Any = None) -> None:
+        asked.append(threads)
+        real(model, path, threads)
+
+    monkeypatch.setattr(ort.OrtModel, "__init__", made)
+    row = _ROWS.run(tmp_path, "executor=onnxruntime", "threads=2", "epochs=0")
+    assert _facts(row)["latency_threads"] == 2
+    assert asked == [2, 2]
+
+
+@pytest.mark.skipif(torch_version() < (2, 0), reason="threads change with current torch")
+def test_a_ladder_is_timed_on_the_threads_that_the_row_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(
+        _ROWS.module("run"),
+        "score_ladder",
+        lambda *_, **named: seen.append((torch.get_num_threads(), named["passes"])),
+    )
+    row = _ROWS.run(tmp_path, "method=ladder", "bits=4", "executor=torch", "threads=2")
+    assert seen == [(2, 30)]
+    assert _facts(row)["latency_threads"] == 2
+
+
 class TestBadInput:
     def _refused(self, tmp_path: Path, error: Any, match: str, *words: str) -> Any:
         with pytest.raises(error, match=match) as caught:
@@ -176,11 +210,13 @@ class TestBadInput:
     def test_a_width_that_no_executor_has(self, tmp_path: Path) -> None:
         self._refused(tmp_path, BadValueError, "no executor has 16 bits", "bits=16")
 
-    def test_no_calibration_data(self, tmp_path: Path) -> None:
-        with pytest.raises(CalibrationError, match="there is no calibration data"):
-            _ROWS.run(tmp_path, "calibration=0")
-        with pytest.raises(BadValueError, match="50 images to calibrate on"):
-            _ROWS.run(tmp_path, "calibration=50")
+    @pytest.mark.parametrize("method", ["static", "qat", "greedy", "ladder"])
+    def test_no_calibration_data(self, tmp_path: Path, method: str) -> None:
+        words = (f"method={method}", "executor=fake")
+        said = "there is no calibration data"
+        self._refused(tmp_path, CalibrationError, said, *words, "calibration=0")
+        said = "50 images to calibrate on"
+        self._refused(tmp_path, BadValueError, said, *words, "calibration=50")
 
     def test_what_an_executor_does_not_do_is_skipped(self, tmp_path: Path) -> None:
         words = ("executor=tensorrt", "method=static")
@@ -198,6 +234,16 @@ class TestBadInput:
             make("resnet18", 1.0, (1, 28, 28), "mnist")
         with pytest.raises(BadValueError, match="width nan"):
             make("resnet18", float("nan"), (3, 32, 32), "cifar10")
+
+
+def test_a_search_that_ends_where_it_began_is_not_claimed_as_a_gain() -> None:
+    """Uniform widths are among what is searched: a bound at their accuracy could never fail."""
+    claims = load_claims(EXPERIMENTS / NAME / "claims.toml", _ROWS.spec())
+    found = [each for each in claims if each.id.endswith("greedy-beats-uniform")]
+    assert len(found) == 2
+    for each in found:
+        assert each.kind is ClaimKind.ORDERING
+        assert [side.where["method"] for side in each.selections] == ["static", "greedy"]
 
 
 def test_profiles_have_what_claims_need() -> None:

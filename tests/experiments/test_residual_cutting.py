@@ -73,6 +73,10 @@ def test_each_block_has_its_figures_in_each_mode(whole_row: Any) -> None:
     assert row.metric("scale_accuracy") is None
     assert row.metric("no_shortcut_accuracy_tuned") is None
     assert row.metric("no_shortcut_latency") is None
+    whole = _values(row, "full_accuracy_anew")[0]
+    lost = [whole - each for each in _values(row, "no_residual_accuracy_anew")]
+    assert list(_values(row, "no_residual_lost_anew")) == pytest.approx(lost)
+    assert row.metric("no_residual_lost_tuned") is None
 
 
 def test_an_identity_that_is_cut_saves_no_macs_and_the_table_says_so(whole_row: Any) -> None:
@@ -131,6 +135,30 @@ def test_the_map_has_a_line_for_each_mode_and_treatment(whole_row: Any) -> None:
     assert table["values"][2] == pytest.approx(lost)
 
 
+def test_what_a_cut_costs_is_against_the_whole_network_treated_alike() -> None:
+    outcome = ROWS.module("variants").Outcome
+    whole, one = outcome(90.0, 94.0, 95.0, 100, None), outcome(30.0, 80.0, 93.5, 60, None)
+    bare = outcome(30.0, None, None, 60, None)
+
+    assert one.lost(whole) == (("", 60.0), ("_anew", 14.0), ("_tuned", 1.5))
+    assert bare.lost(whole) == (("", 60.0),)
+    lines = ROWS.module("table")._lost("no_shortcut", [one, one], whole)
+    assert lines == {
+        "no shortcut": [60.0, 60.0],
+        "no shortcut, anew": [14.0, 14.0],
+        "no shortcut, tuned": [1.5, 1.5],
+    }
+
+
+def test_claims_of_what_a_cut_costs_are_of_points_lost() -> None:
+    """Of accuracies they would hold for a network that is better to begin with."""
+    claims = load_claims(EXPERIMENTS / "residual-cutting" / "claims.toml", ROWS.spec())
+    costing = [claim for claim in claims if "costs less accuracy" in claim.text]
+
+    assert len(costing) == 2
+    assert all("_lost" in each.metric for claim in costing for each in claim.selections)
+
+
 def test_saved_weights_are_cut_without_training(whole_row: Any, tmp_path: Path) -> None:
     row, folder = whole_row
     asked = f"weights={folder / 'weights.pt'}"
@@ -159,6 +187,9 @@ def test_the_twin_of_stochastic_depth_is_cut_as_a_plain_network(
     assert "anew" not in row.facts["variant"]
     assert _values(row, "full_latency")[0] > 0
     assert _values(row, "highest_link_latency")[0] > 0
+    latency = row.metric("highest_link_latency")
+    assert latency is not None
+    assert latency.source == "monotonic"
     assert row.metric("highest_link_accuracy_anew") is None
     state = torch.load(tmp_path / "row-0" / "weights.pt")
     assert "layer4.1.conv2.weight" in state

@@ -106,6 +106,20 @@ def test_the_gain_is_over_the_best_size_that_costs_no_more(both: Tuple[Row, Row,
     assert _value(row, "gain_over_sizes") == pytest.approx(gain)
 
 
+def test_a_glance_that_never_looks_twice_gains_nothing(both: Any, tmp_path: Path) -> None:
+    """It is the plain size of its own pixels, and no claim may take that for a gain."""
+    shutil.copy(both[2] / "weights-random-0.pt", tmp_path)
+
+    row = ROWS.run(tmp_path, "answers=glance", "policy=entropy:10")
+
+    assert _value(row, "exit0_share") == 100
+    assert _value(row, "gain_over_sizes") == 0
+    (claim,) = (each for each in CLAIMS if each.id == "glance-beats-sizes")
+    least = claim.expected["any"].minimum
+    assert least is not None
+    assert least > 0
+
+
 def test_the_threshold_never_sees_the_test_split(both: Tuple[Row, Row, Path]) -> None:
     _, row, out = both
     run = read_logits(out / "row-0" / "logits.npz")

@@ -124,6 +124,34 @@ def test_a_rung_may_cost_what_its_image_asks_for(tmp_path: Path) -> None:
     assert _value(row, "exit1_cumulative_macs") == pytest.approx(200 + mean)
 
 
+def test_costs_of_images_are_of_both_splits_where_they_differ_in_one(tmp_path: Path) -> None:
+    """No validation image asks for more, and the mean of the test images is not what they cost."""
+    looks = []
+
+    def looking(images: torch.Tensor) -> Any:
+        macs = torch.full((len(images),), 300.0, dtype=torch.float64)
+        if not looks:  # the test images come first
+            macs[:3] = 1000.0
+        looks.append(len(images))
+        return _always(1)(images), macs
+
+    _row(tmp_path, [Rung("looking", None, looking)])
+
+    run = _file(tmp_path)
+    assert run.test.macs[0, :4].tolist() == [1000.0] * 3 + [300.0]
+    assert run.val.macs is not None
+    np.testing.assert_array_equal(run.val.macs, 300.0)
+
+
+def test_a_cumulative_ladder_runs_in_the_order_of_its_costs(tmp_path: Path) -> None:
+    rungs = [Rung("two", 700, _always(1)), Rung("one", 200, _always(0))]
+
+    with pytest.raises(BadValueError, match="'one' costs less than 'two' before it"):
+        _row(tmp_path, rungs, cumulative=True)
+
+    assert not (tmp_path / "row-0" / "logits.npz").exists()
+
+
 def _bright(feed: Any) -> Any:
     images, _ = feed.batch(torch.arange(len(feed)))
     return (images.mean((1, 2, 3)) > images.new_zeros(())).numpy()

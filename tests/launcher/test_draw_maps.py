@@ -92,8 +92,10 @@ def _with(**changes: Any) -> str:
         _with(maps=[[[[0.5]], [[0.5]], [[0.5], [0.1, 0.2]]]] * 2),
         _with(maps=[[[[0.5]], [[0.5]], [["a"]]]] * 2), _with(maps=7),
         _with().replace("0.25", "NaN"), _with().replace("128", "Infinity"),
+        _with(rows=["cat" * 50, "dog"]), _with(columns=["exit 0", "exit 1", "a\n" * 50]),
+        _with(columns=["exit 0", "exit 1", "\x1b[2J"]), _with() + " " * (16 << 20),
     ],
-    ids=range(23),
+    ids=range(27),
 )  # fmt: skip
 def test_what_holds_no_maps_is_refused(tmp_path: Path, text: str) -> None:
     folder = _run(tmp_path, text)

@@ -76,9 +76,14 @@ def score_ladder(
     mode = precision.enter("fp32", ctx.device) if mode is None else mode
     splits.record(ctx)
     asked = [_Asked.of(rung, splits, mode, batch_size) for rung in rungs]
+    if cumulative:
+        _require_rising(asked)
     asked.sort(key=lambda each: each.mean)  # stable: of equal costs the caller's order
     _require_alike(asked, splits)
-    test = _split([each.test for each in asked], splits.test_samples, cumulative)
+    # Of both splits or of none: a split without costs of its own has the mean of the test images.
+    parts = [part for each in asked for part in (each.test, each.validation)]
+    depends = any(bool((_macs(part) != _macs(part)[:, :1]).any()) for part in parts)
+    test = _split([each.test for each in asked], splits.test_samples, cumulative, depends)
     direct = np.array([each.mean for each in asked], dtype=np.int64)
     total = direct if cumulative else direct.cumsum()
     images = logits_file.timed_images(splits.test, mode, passes)
@@ -94,7 +99,9 @@ def score_ladder(
         cumulative_macs=total,
         direct_macs=direct,
         exit_names=tuple(each.rung.name for each in asked),
-        val=_split([each.validation for each in asked], splits.validation_samples, cumulative),
+        val=_split(
+            [each.validation for each in asked], splits.validation_samples, cumulative, depends
+        ),
         latency=seconds,
         device=logits_file.device_name(mode.device),
         synthetic=splits.data == "synthetic",
@@ -182,10 +189,9 @@ def _macs(split: Split) -> np.ndarray:
     return np.asarray(split.macs)
 
 
-def _split(parts: Sequence[Split], samples: np.ndarray, cumulative: bool) -> Split:
-    """The rungs' answers as those of exits. Costs per image are kept where they differ."""
+def _split(parts: Sequence[Split], samples: np.ndarray, cumulative: bool, depends: bool) -> Split:
+    """The rungs' answers as those of exits. Costs per image are kept where they `depend` on it."""
     macs = np.concatenate([_macs(part) for part in parts])
-    depends = bool((macs != macs[:, :1]).any())
     return Split(
         logits=np.concatenate([part.logits for part in parts]),
         labels=parts[0].labels,
@@ -203,6 +209,19 @@ def _require_ladder(rungs: Sequence[Rung]) -> None:
         raise BadValueError(
             f"two rungs are called '{twice[0]}'", why="tables and pictures name rungs by it"
         )
+
+
+def _require_rising(asked: Sequence[_Asked]) -> None:
+    """Sorted, such rungs would be answers to costs that are not theirs."""
+    for before, each in zip(asked, asked[1:]):
+        for one, other in ((before.test, each.test), (before.validation, each.validation)):
+            if (_macs(other) < _macs(one)).any():
+                raise BadValueError(
+                    f"the rung '{each.rung.name}' costs less than '{before.rung.name}' before it",
+                    why="in a cumulative ladder each rung goes on with what the one before has "
+                    "done, and its cost is with that",
+                    next_step="give the rungs in the order in which they run, with summed costs",
+                )
 
 
 def _require_alike(asked: Sequence[_Asked], splits: Splits) -> None:
