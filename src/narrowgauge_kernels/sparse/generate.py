@@ -54,8 +54,7 @@ def generate(shape: Shape, tile: Tile, variant: Variant, arch: str) -> str:
     if variant.granularity == TENSOR_CORE:
         parts.append(_device_code("tensor_core.cuh"))
     else:
-        listed = variant.path not in ("window", "dense")
-        parts.append(_cases(shape, tile, geometry) if listed else _CASES_UNUSED)
+        parts.append(_cases(shape, tile, geometry) if variant.has_lists else _CASES_UNUSED)
         parts.append(_straight(shape, tile, geometry, variant.path))
         parts.append(_device_code("element.cuh"))
     parts.extend(_kernels(tile, variant, geometry))

@@ -222,6 +222,11 @@ class Variant:
         """Whether a launch of its own makes lists, and counts zeros."""
         return self.path in ("lists", "switched")
 
+    @property
+    def has_lists(self) -> bool:
+        """Whether values are taken from lists of what is not zero, whoever makes them."""
+        return self.path not in ("window", "dense")
+
     def text(self) -> str:
         """In words, `fp32 deterministic element nchw fused bias relu-in`."""
         words = [self.precision, self.accumulation, self.granularity, self.layout, self.path]

@@ -129,7 +129,7 @@ def estimate(shape: Shape, tile: Tile, variant: Variant, made: Geometry) -> floa
         cycles += made.slice_channels / 32 * (600 + taps * made.block_filters * 32 / made.threads)
     else:
         warps = made.threads / 32 * min(resident, -(-blocks // _SMS))
-        if variant.path in ("window", "dense"):
+        if not variant.has_lists:
             cycles = own * _window_work(tile, variant, made, taps) * max(warps / 4, 1.0)
         else:
             cycles = own * _list_cycles(shape, tile, made, taps, warps)
