@@ -54,8 +54,9 @@ ROUND_TRIP_S = 0.040
 #: Round trips are counted on a line so slow that nothing else is as slow, other load included: the
 #: rest is subtracted.
 COUNTING_S = 3.0
-#: One thread of work for the sweep: long enough to hide no more than the container's start.
-WORK = "i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done"
+#: One thread of work for the sweep, so many steps of it: 200,000 take about as long as a container
+#: takes to start.
+WORK = "i=0; while [ $i -lt {} ]; do i=$((i + 1)); done"
 
 
 def overhead(board: LabBoard, root: Path, repeats: int) -> dict[str, Any]:
@@ -82,6 +83,7 @@ def overhead(board: LabBoard, root: Path, repeats: int) -> dict[str, Any]:
         at_zero = _medians(line, 0.0, repeats, run, cold, cold_and_asked)
         delayed = _medians(line, ROUND_TRIP_S, repeats, run, cold, cold_and_asked)
         counted = _medians(line, COUNTING_S, 1, run, cold, cold_and_asked)
+        found["ssh_alone_s"] = _ssh_alone(board, line, repeats)
     local = _local(board, repeats)
     found["local_docker_s"] = local
     names = ("kept", "cold", "cold_asked")
@@ -196,12 +198,14 @@ def copy(board: LabBoard, root: Path, megabytes: int) -> dict[str, Any]:
     }
 
 
-def sweep(made: list[LabBoard], root: Path, runs: int) -> dict[str, Any]:
+def sweep(made: list[LabBoard], root: Path, runs: int, steps: int) -> dict[str, Any]:
     """The same list of runs over one board and over two, each pinned to a core of its own."""
     seconds = []
     for count in (1, 2):
         places = [
-            on_board(board, root / f"{count}-{board.name}", middle=WORK, patience=PATIENCE)
+            on_board(
+                board, root / f"{count}-{board.name}", middle=WORK.format(steps), patience=PATIENCE
+            )
             for board in made[:count]
         ]
         jobs = deque(f"20261121T101500Z-tiny-{count}{number:05d}" for number in range(runs))
@@ -221,7 +225,22 @@ def sweep(made: list[LabBoard], root: Path, runs: int) -> dict[str, Any]:
         for worker in workers:
             worker.join()
         seconds.append(time.perf_counter() - begin)
-    return {"runs": runs, "one_s": seconds[0], "two_s": seconds[1], "gain": seconds[0] / seconds[1]}
+    return {
+        "runs": runs, "steps": steps, "one_s": seconds[0], "two_s": seconds[1],
+        "gain": seconds[0] / seconds[1],
+    }  # fmt: skip
+
+
+def _ssh_alone(board: LabBoard, line: Line, repeats: int) -> dict[str, float]:
+    """`ssh BOARD true` on a connection of its own: what a cold run cannot go below."""
+    words = ["ssh", "-F", str(board.ssh_config), "-p", str(line.port), "127.0.0.1", "true"]
+
+    def run() -> None:
+        subprocess.run(words, check=True)
+
+    (at_zero,) = _medians(line, 0.0, repeats, run)
+    (late,) = _medians(line, ROUND_TRIP_S, repeats, run)
+    return {"seconds_without_delay": at_zero, "seconds": late}
 
 
 def _local(board: LabBoard, repeats: int) -> float:
@@ -261,6 +280,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=200_000, help="of work in a run of the sweep")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="ng-", dir="/tmp"))
@@ -275,7 +295,7 @@ def main() -> None:
         if "copy" in options.what:
             found["copy"] = copy(made[0], root / "c", options.megabytes)
         if "sweep" in options.what:
-            found["sweep"] = sweep(made, root / "s", options.runs)
+            found["sweep"] = sweep(made, root / "s", options.runs, options.steps)
     shutil.rmtree(root, ignore_errors=True)
     text = json.dumps(found, indent=2)
     print(text)

@@ -102,8 +102,8 @@ class LabBoard:
             subprocess.run(_as_root(["kill", pid]), check=False)
             _until(lambda: _ended(pid), f"end of the engine of {self.name}")
 
-    def start_sshd(self, *, path: str | None = None) -> None:
-        """Start sshd; `path` comes first on the PATH of what it runs."""
+    def start_sshd(self, *, path: str | None = None, cpus: str | None = None) -> None:
+        """Start sshd; `path` comes first on the PATH of what it runs; `cpus` pins it, and that."""
         search = f"{path}:{os.defpath}:/usr/sbin:/sbin" if path else os.environ["PATH"]
         config = self.folder / "sshd_config"
         config.write_text(
@@ -116,7 +116,8 @@ class LabBoard:
         )
         subprocess.run(_as_root(["mkdir", "-p", "/run/sshd"]), check=True)
         # sshd wants its own absolute path, and so do its children a configuration's.
-        words = [shutil.which("sshd") or "/usr/sbin/sshd", "-f", str(config)]
+        words = [] if cpus is None else ["taskset", "--cpu-list", cpus]
+        words += [shutil.which("sshd") or "/usr/sbin/sshd", "-f", str(config)]
         subprocess.run(_as_root([*words, "-E", f"{self.folder}/sshd.log"]), check=True)
         _until(self._listens, f"sshd of {self.name}")
 
@@ -157,8 +158,9 @@ def boards(root: Path, names: Sequence[str], cpus: Sequence[str] = ()) -> Iterat
                 encoding="utf-8",
             )
             board.know(board.port)
-            board.start_engine(cpus=cpus[number] if cpus else None)
-            board.start_sshd()
+            own = cpus[number] if cpus else None
+            board.start_engine(cpus=own)
+            board.start_sshd(cpus=own)
         yield made
     finally:
         for board in made:
