@@ -83,7 +83,6 @@ def _record(ctx: RowContext, net: BranchyNet, images: torch.Tensor, policy: Poli
     ctx.fact("clock_images", len(images))
 
 
-# unverified: leaving early on a GPU by make_exits | no GPU here | pytest -m gpu tests/experiments
 def _way_out(
     ctx: RowContext, net: BranchyNet, image: torch.Tensor, policy: Policy
 ) -> Callable[[torch.Tensor], Any]:

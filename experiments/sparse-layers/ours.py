@@ -88,21 +88,20 @@ def _fastest(
 ) -> Ours:
     x = layer.x.to(device=device, dtype=DTYPES[precision])
     weight = layer.weight.to(device=device, dtype=DTYPES[precision])
-    return _fastest_of(layer.shape, x, weight, _variants(precision, granularity), tune_s)
+    variants = _variants(precision, granularity, len(x))
+    return _fastest_of(layer.shape, x, weight, variants, tune_s)
 
 
 def dense_of(shape: LayerShape, x: torch.Tensor, weight: torch.Tensor, precision: str,
              tune_s: float) -> Ours:  # fmt: skip
-    """The same kernel jumping over no zero: what of a ratio is fusion, occupancy and latency.
-    Raises NotApplicableError where there is none."""
-    from narrowgauge_kernels.sparse.shapes import Variant
-
+    """The fastest of our kernels that jump over no zero: what of a ratio is fusion, occupancy and
+    latency. Raises NotApplicableError where there is none."""
     if x.device.type != "cuda":
         raise NotApplicableError("our dense kernel is for NVIDIA GPUs")
     if precision == "tf32":
-        raise NotApplicableError("our dense kernel has no tf32", why="CUDA cores do not know it")
+        raise NotApplicableError("our dense kernels have no tf32", why="they take fp32 and fp16")
     try:
-        return _fastest_of(shape, x, weight, [Variant(precision, path="dense")], tune_s)
+        return _fastest_of(shape, x, weight, _dense_variants(precision, "auto"), tune_s)
     except (SkippedError, DeviceError, ToolchainMissingError) as error:
         raise NotApplicableError(error.what, why=error.why) from error
 
@@ -145,23 +144,38 @@ def _call(convolution: Any, x: torch.Tensor, weight: torch.Tensor) -> Call:
     return lambda: convolution(x, weight)
 
 
-def _variants(precision: str, granularity: str) -> List[Any]:
-    """The kernels of a precision. Raises SkippedError where there is none of this granularity."""
-    from narrowgauge_kernels.sparse.shapes import ELEMENT, TENSOR_CORE, Variant
+def _variants(precision: str, granularity: str, batch: int) -> List[Any]:
+    """The kernels of a precision, those among them that jump over no zero: at one image that can be
+    the faster one, and the record names it. Lists of a launch of their own pay with more images.
+    Raises SkippedError where there is none of this granularity."""
+    from narrowgauge_kernels.sparse.shapes import ELEMENT, LAYOUTS, TENSOR_CORE, Variant
 
     made = []
     if precision != "tf32" and granularity in ("auto", ELEMENT):
-        made += [Variant(precision, path=path) for path in ("fused", "window", "lists")]
+        paths = ("fused", "window") if batch == 1 else ("fused", "window", "lists")
+        made += [Variant(precision, path=path) for path in paths]
     if precision != "fp32" and granularity in ("auto", TENSOR_CORE):
-        made += [
-            Variant(precision, granularity=TENSOR_CORE, layout=layout)
-            for layout in ("nchw", "nhwc")
-        ]
+        made += [Variant(precision, granularity=TENSOR_CORE, layout=order) for order in LAYOUTS]
+    made += _dense_variants(precision, granularity)
     if not made:
         raise SkippedError(
             f"there is no {granularity} kernel in {precision}",
             why="tensor cores have no strict float32, and CUDA cores no tf32",
         )
+    return made
+
+
+def _dense_variants(precision: str, granularity: str) -> List[Any]:
+    from narrowgauge_kernels.sparse.shapes import ELEMENT, LAYOUTS, TENSOR_CORE, Variant
+
+    made = []
+    if precision != "tf32" and granularity in ("auto", ELEMENT):
+        made.append(Variant(precision, path="dense"))
+    if precision == "fp16" and granularity in ("auto", TENSOR_CORE):
+        made += [
+            Variant(precision, granularity=TENSOR_CORE, layout=order, path="dense")
+            for order in LAYOUTS
+        ]
     return made
 
 

@@ -34,7 +34,6 @@ SIZES = (
 _LIMIT = 2e-3
 
 
-# unverified: 2:4 weights beside dense ones | no GPU here | sparse-layers -p measure=weights on one
 def halved(ctx: RowContext) -> None:
     """Record `times_2to4.MxNxK`, how many times as fast as the faster dense one, and `times_2to4`,
     their medians in the order of SIZES. Raises SkippedError where there is no such product; a wrong

@@ -680,17 +680,22 @@ def test_spconv_is_fed_pixels_that_are_not_empty(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("precision", "granularity", "count"),
-    [("fp32", "auto", 3), ("fp16", "auto", 5), ("tf32", "auto", 2), ("fp16", "element", 3),
-     ("fp16", "tensor-core", 2), ("fp32", "tensor-core", 0), ("tf32", "element", 0)],
+    ("precision", "granularity", "single", "several"),
+    [("fp32", "auto", 3, 4), ("fp16", "auto", 7, 8), ("tf32", "auto", 2, 2),
+     ("fp16", "element", 3, 4), ("fp16", "tensor-core", 4, 4), ("fp32", "tensor-core", 0, 0),
+     ("tf32", "element", 0, 0)],
 )  # fmt: skip
-def test_a_gpu_has_these_kernels(precision: str, granularity: str, count: int) -> None:
+def test_a_gpu_has_these_kernels(
+    precision: str, granularity: str, single: int, several: int
+) -> None:
+    """Of one image and of eight, for which a launch that makes lists is tried too."""
     variants = module("ours")._variants
-    if count == 0:
-        with pytest.raises(SkippedError, match=f"no {granularity} kernel in {precision}"):
-            variants(precision, granularity)
-        return
-    assert len({each.text() for each in variants(precision, granularity)}) == count
+    for batch, count in ((1, single), (8, several)):
+        if count == 0:
+            with pytest.raises(SkippedError, match=f"no {granularity} kernel in {precision}"):
+                variants(precision, granularity, batch)
+            continue
+        assert len({each.text() for each in variants(precision, granularity, batch)}) == count
 
 
 def test_the_fastest_kernel_of_a_gpu_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,14 +66,19 @@ class Emulated:
         return self.library.take_products()
 
     def _compile(self, source, library):
-        names = [
-            line.partition("(")[0] for line in source.splitlines() if line.startswith(_KERNELS)
-        ]
+        lines = source.splitlines()
+        # The line in front of a kernel's name says whether the blocks of a cell are a cluster.
+        names = {
+            line.partition("(")[0]: "NARROWGAUGE_CLUSTER" in before
+            for before, line in zip(lines, lines[1:])
+            if line.startswith(_KERNELS)
+        }
         calls = "".join(
             f'extern "C" void run_{name}(unsigned int cells, unsigned int slices, int threads,\n'
             "    int shared_bytes, int backwards, const std::uint64_t* values) {\n"
-            f"  launch({name}, cells, slices, threads, shared_bytes, backwards != 0, values);\n}}\n"
-            for name in names
+            f"  launch({name}, cells, slices, {'slices' if clustered else '1'}, threads,\n"
+            "         shared_bytes, backwards != 0, values);\n}\n"
+            for name, clustered in names.items()
         )
         text = library.with_suffix(".cpp")
         text.write_text(source + calls)

@@ -42,6 +42,17 @@ FP16 = (
     Tile(4, 8, 64, 32),
     Variant("fp16", granularity="tensor-core", layout="nhwc", bias=True),
 )
+CORES = (
+    Shape(1, 128, 28, 28, 128),
+    Tile(7, 8, 32, 64, 4),
+    Variant("fp16", granularity="tensor-core", layout="nhwc", path="dense", relu_output=True),
+)
+#: From 9.0 on.
+CLUSTERS = (
+    (Shape(1, 128, 28, 28, 32), Tile(4, 7, 16, 32, 4, "cluster"), Variant(path="window")),
+    (Shape(1, 64, 9, 9, 64), Tile(3, 3, 32, 32, 1, "cluster"), Variant("fp16", path="switched")),
+    (CORES[0], Tile(7, 8, 32, 32, 8, "cluster"), CORES[2]),
+)
 QUICK = ("7.0", "9.0")
 #: NVRTC 11.8 knows these; the rest is nvcc 13's.
 BY_NVRTC = ("7.0", "7.2", "7.5", "8.0", "8.6", "8.7", "8.9", "9.0")
@@ -53,9 +64,10 @@ def slow(names):
 
 
 def cases(arch):
-    """All on 8.0 and later; before that, those without tensor cores."""
-    old = (ELEMENT, WINDOW, DENSE, POINT)
-    return (*old, TF32, FP16) if float(arch.rstrip("a")) >= 8 else old
+    """Tensor cores on 8.0 and later, clusters on 9.0 and later."""
+    made, number = [ELEMENT, WINDOW, DENSE, POINT], float(arch.rstrip("a"))
+    made += [TF32, FP16, CORES] if number >= 8 else []
+    return made + (list(CLUSTERS) if number >= 9 else [])
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,10 @@ VARIANTS = {
     "switched": Variant(path="switched"),
     "fp16": Variant("fp16", layout="nhwc", bias=True, relu_output=True),
     "fp16 cores": Variant("fp16", granularity="tensor-core", layout="nhwc", bias=True),
+    "dense cores": Variant(
+        "fp16", granularity="tensor-core", layout="nhwc", path="dense", relu_output=True
+    ),
+    "dense nchw cores": Variant("fp16", granularity="tensor-core", path="dense", bias=True),
     "tf32 cores": Variant("tf32", "atomic", granularity="tensor-core", relu_output=True),
 }
 
@@ -116,6 +120,29 @@ def test_a_graph_replays_it_with_other_maps(name, arch):
         tensors[0].copy_(given(shape, variant, zeros, seed=9)[0])
         graph.replay()
         assert is_close(y, shape, variant, tensors)
+
+
+@pytest.mark.parametrize("name", ["deterministic", "window", "lists", "fp16 cores", "dense cores"])
+@pytest.mark.parametrize("shape", [*EIGHT[1:8:2], Shape(3, 70, 13, 11, 40)], ids=Shape.text)
+def test_a_cluster_adds_what_a_launch_adds_to_the_bit(shape, name, arch):
+    """Both in the order of the channels; and in graphs, again and again."""
+    if float(arch) < 9:
+        pytest.skip(f"compute capability {arch} has no clusters")
+    variant = VARIANTS[name]
+    tensors = given(shape, variant)
+    alike = [
+        dataclasses.replace(tile, finish="cluster")
+        for tile in candidates(shape, variant, arch, 512)
+        if tile.finish == "launch" and 2 <= -(-shape.channels // tile.channels) <= 8
+    ]
+    for tile in alike[:3]:
+        clustered = Convolution(shape, tile, variant)
+        y = clustered(*tensors)
+        assert is_close(y, shape, variant, tensors)
+        launched = Convolution(shape, dataclasses.replace(tile, finish="launch"), variant)
+        assert torch.equal(y, launched(*tensors))
+        assert all(torch.equal(clustered(*tensors), y) for _ in range(10))
+    assert alike
 
 
 def test_every_published_tile_and_the_first_candidates(arch):

@@ -66,6 +66,31 @@ CASES = {
     "dense, 1x1": (
         Shape(1, 4, 5, 5, 8, 1, 1, 0), Tile(1, 1, 4), Variant("fp16", path="dense", bias=True),
     ),
+    "dense on tensor cores": (
+        Shape(2, 40, 5, 6, 20), Tile(4, 4, 32, 32, 2),
+        Variant("fp16", granularity="tensor-core", bias=True, layout="nhwc", path="dense"),
+    ),
+    "dense on tensor cores, cluster": (
+        Shape(1, 70, 9, 7, 24, 3, 2, 1), Tile(3, 5, 16, 16, 4, "cluster"),
+        Variant("fp16", granularity="tensor-core", relu_output=True, path="dense"),
+    ),
+    "dense on tensor cores, 5x5": (
+        Shape(1, 20, 8, 9, 16, 5, 1, 2), Tile(7, 7, 32, 16, 8, "launch"),
+        Variant("fp16", granularity="tensor-core", layout="nhwc", path="dense"),
+    ),
+    "dense on tensor cores, 1x1": (
+        Shape(1, 48, 9, 7, 40, 1, 1, 0), Tile(1, 14, 16, 64, 1, "cluster"),
+        Variant("fp16", "deterministic", True, False, granularity="tensor-core", layout="nhwc",
+                path="dense"),
+    ),
+    "cluster, groups": (
+        Shape(1, 9, 7, 7, 40), Tile(2, 7, 2, 32, 2, "cluster"), Variant(path="window"),
+    ),
+    "cluster, lists": (Shape(2, 5, 7, 6, 20), Tile(3, 4, 3, 32, 1, "cluster"), FULL),
+    "cluster, tensor cores": (
+        Shape(1, 70, 9, 5, 20), Tile(2, 8, 32, 16, 1, "cluster"),
+        Variant("tf32", granularity="tensor-core", layout="nhwc"),
+    ),
     "switched, 1x1": (
         Shape(1, 4, 5, 5, 8, 1, 1, 0), Tile(1, 1, 4), Variant(path="switched"),
     ),
@@ -94,7 +119,10 @@ def some(name, **changes):
     return shape, tile, variant, x, weight, bias if variant.bias else None
 
 
-@pytest.mark.parametrize("name", ["3x3, groups", "3x3, launch", "fp16 on tensor cores", "dense"])
+@pytest.mark.parametrize(
+    "name", ["3x3, groups", "3x3, launch", "fp16 on tensor cores", "dense", "cluster, groups",
+             "dense on tensor cores"],
+)  # fmt: skip
 def test_deterministic_sums_do_not_depend_on_the_order_of_blocks(machine, name):
     """To the bit: the block that comes last adds in the order of the channels, as a launch does."""
     shape, tile, variant, x, weight, bias = some(name)
@@ -106,7 +134,15 @@ def test_deterministic_sums_do_not_depend_on_the_order_of_blocks(machine, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["3x3, groups", "3x3, atomic", "tf32 on tensor cores", "switched", "window"]
+    "name",
+    [
+        "3x3, groups",
+        "3x3, atomic",
+        "tf32 on tensor cores",
+        "switched",
+        "window",
+        "dense on tensor cores, cluster",
+    ],
 )
 def test_a_second_call_finds_its_buffers_as_the_first(machine, name):
     """Partial sums, tickets and counts are left as they were found: nothing is cleared between."""
@@ -121,8 +157,9 @@ def test_a_second_call_finds_its_buffers_as_the_first(machine, name):
 
 @pytest.mark.parametrize("zeros", [0.0, 1.0])
 @pytest.mark.parametrize(
-    "name", ["3x3, groups", "switched", "fp16 on tensor cores", "window", "dense"]
-)
+    "name", ["3x3, groups", "switched", "fp16 on tensor cores", "window", "dense",
+             "dense on tensor cores", "cluster, lists"],
+)  # fmt: skip
 def test_all_zeros_and_no_zeros(machine, name, zeros):
     shape, tile, variant, x, weight, bias = some(name, zeros=zeros)
     y = run(machine, shape, tile, variant, x, weight, bias)
@@ -132,7 +169,8 @@ def test_all_zeros_and_no_zeros(machine, name, zeros):
 
 @pytest.mark.parametrize(
     "name", ["3x3, groups", "3x3 strided, lists", "1x1, no ReLU", "switched", "window", "dense",
-             "fp16 on tensor cores", "tf32 on tensor cores"],
+             "fp16 on tensor cores", "tf32 on tensor cores", "dense on tensor cores",
+             "dense on tensor cores, cluster"],
 )  # fmt: skip
 def test_nan_is_no_zero_and_reaches_what_it_reaches_in_torch(machine, name):
     """Through the ReLU in front, and the one behind; infinities too."""
@@ -177,6 +215,27 @@ def test_only_a_window_that_jumps_does_not_multiply_zeros(machine, path, skipped
     y = run(machine, shape, tile, variant, x, weight)
     assert bool((y == 0).all()) is skipped
     assert bool(torch.isnan(y).any()) is not skipped
+
+
+def test_a_map_that_begins_in_between_is_copied(machine):
+    """As a view of a larger tensor can: eight channels are loaded at once."""
+    shape, tile, variant, x, weight, bias = some("dense on tensor cores")
+    x = x.contiguous(memory_format=torch.channels_last)
+    room = torch.zeros(x.numel() + 1, dtype=x.dtype)
+    shifted = room[1:].as_strided(x.shape, x.stride())
+    shifted.copy_(x)
+    assert shifted.data_ptr() % 16 != 0
+    y = run(machine, shape, tile, variant, shifted, weight, bias)
+    assert torch.equal(y, run(machine, shape, tile, variant, x, weight, bias))
+
+
+def test_a_cluster_needs_no_memory_for_partial_sums(machine):
+    shape, tile, variant, *_ = some("cluster, groups")
+    ready = Convolution(shape, tile, variant, machine=machine).prepare(torch.device("cpu"))
+    assert ready.buffers == {}
+    tail = dataclasses.replace(tile, finish="tail")
+    kept = Convolution(shape, tail, variant, machine=machine).prepare(torch.device("cpu"))
+    assert set(kept.buffers) == {"partial", "tickets"}
 
 
 @pytest.mark.parametrize("path", ["fused", "window", "dense"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from narrowgauge_kernels.sparse.errors import SparseArgumentError
 from narrowgauge_kernels.sparse.generate import generate, products_of
 from narrowgauge_kernels.sparse.geometry import derive
-from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
+from narrowgauge_kernels.sparse.shapes import FINISHES, Shape, Tile, Variant
 from narrowgauge_kernels.sparse.tiles import (
     NETWORKS,
     PUBLISHED,
@@ -48,6 +48,7 @@ def test_a_shape_that_no_kernel_can_have(changes, words):
         ({"precision": "tf32"}, "no tf32 by element"),
         ({"granularity": "tensor-core"}, "no strict fp32 on tensor cores"),
         ({"precision": "fp16", "granularity": "tensor-core", "path": "lists"}, "path lists is not"),
+        ({"precision": "tf32", "granularity": "tensor-core", "path": "dense"}, "no dense tf32"),
         ({"precision": "int8"}, "precision cannot be int8"),
         ({"accumulation": "any"}, "accumulation cannot be any"),
         ({"layout": "cnhw"}, "layout cannot be cnhw"),
@@ -59,6 +60,7 @@ def test_a_variant_that_there_is_not(variant, words):
 
 
 CORES = Variant("fp16", granularity="tensor-core")
+DENSE = Variant("fp16", granularity="tensor-core", path="dense")
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,13 @@ CORES = Variant("fp16", granularity="tensor-core")
         (Tile(4, 4, 32, 24), CORES, "9.0", "not a multiple of 16"),
         (Tile(2, 4, 32, 16, 2), CORES, "9.0", "1 groups of pixels are not 2 for each warp"),
         (Tile(8, 8, 32), CORES, "7.5", "lacks the tensor-core products"),
+        (Tile(7, 7, 24), DENSE, "9.0", "channels by 16"),
+        (Tile(7, 7, 16, 24), DENSE, "9.0", "not a multiple of 16"),
+        (Tile(7, 7, 16, 16, 3), DENSE, "9.0", "8 warps do not make 3 groups"),
+        (Tile(7, 7, 128, 128), DENSE, "9.0", "shared memory, and 9.0 has 232448"),
+        (Tile(7, 7, 8, finish="cluster"), Variant(), "9.0", "16 slices of channels, and a cluster"),
+        (Tile(7, 7, 32, finish="cluster"), Variant(), "8.9", "8.9 has no clusters"),
+        (Tile(7, 7, 32, finish="cluster"), Variant(accumulation="atomic"), "9.0", "atomically"),
     ],
 )
 def test_a_tile_that_does_not_fit_names_its_limit(tile, variant, arch, words):
@@ -135,7 +144,7 @@ def test_a_shape_is_what_its_text_says(sizes, padding):
 
 
 @settings(max_examples=40)
-@given(st.tuples(*[st.integers(1, 99)] * 5), st.sampled_from(["tail", "launch"]))
+@given(st.tuples(*[st.integers(1, 99)] * 5), st.sampled_from(FINISHES))
 def test_a_tile_is_what_its_text_says(numbers, finish):
     tile = Tile(*numbers, finish)
     assert Tile.parse(tile.text()) == tile
@@ -174,6 +183,7 @@ def test_a_jump_leads_to_the_products_of_its_place(kernel, stride):
     shape, tile, variant = Shape(1, 4, 9, 9, 32, kernel, stride, 0), Tile(2, 3, 2), Variant()
     made = derive(shape, tile, variant, "9.0")
     source = generate(shape, tile, variant, "9.0")
+    source = source[source.index("multiply_entry(int place") :]
     ptx = re.findall(r'^      "(.*)\\n"$', source, re.MULTILINE)
     assert ptx[0] == "{"
     assert ptx[-2:] == ["DONE:", "}"]

@@ -39,7 +39,7 @@ _LISTS = "Entry* entries, int* lengths"
 _VERDICT = "const unsigned int* zeros, unsigned int least"
 
 
-# unverified: paths window and dense, jumps in PTX | no GPU since | pytest -m gpu tests/kernels
+# unverified: clusters, and dense on tensor cores | no GPU since | pytest -m gpu tests/kernels
 def generate(shape: Shape, tile: Tile, variant: Variant, arch: str) -> str:
     """The source for a compute capability such as `9.0`.
 
@@ -52,7 +52,8 @@ def generate(shape: Shape, tile: Tile, variant: Variant, arch: str) -> str:
     geometry = derive(shape, tile, variant, arch)
     parts = [_device_code("common.cuh")]
     if variant.granularity == TENSOR_CORE:
-        parts.append(_device_code("tensor_core.cuh"))
+        name = "tensor_dense.cuh" if variant.path == "dense" else "tensor_core.cuh"
+        parts += [_device_code("tensor_products.cuh"), _device_code(name)]
     else:
         parts.append(_cases(shape, tile, geometry) if variant.has_lists else _CASES_UNUSED)
         parts.append(_straight(shape, tile, geometry, variant.path))
@@ -119,12 +120,14 @@ def _constants(code: str, shape: Shape, tile: Tile, variant: Variant, geometry: 
         "kValueBytes": geometry.value_bytes,
         "kCells": geometry.cells,
         "kCellFloats": geometry.cell_floats,
+        "kSumsAt": geometry.sums_at,
         "kProducerThreads": PRODUCER_THREADS,
     }
     flags = {
         "kChannelsLast": last,
         "kAtomic": variant.accumulation == "atomic",
         "kFinishByLaunch": by_launch(tile, variant),
+        "kFinishByCluster": by_cluster(tile, geometry),
         "kBias": variant.bias,
         "kReluInput": variant.relu_input,
         "kReluOutput": variant.relu_output,
@@ -140,6 +143,11 @@ def _constants(code: str, shape: Shape, tile: Tile, variant: Variant, geometry: 
 def by_launch(tile: Tile, variant: Variant) -> bool:
     """Whether partial sums are added by a launch of their own."""
     return tile.finish == "launch" and variant.accumulation == "deterministic"
+
+
+def by_cluster(tile: Tile, geometry: Geometry) -> bool:
+    """Whether the blocks of a cell are a cluster that adds up its partial sums."""
+    return tile.finish == "cluster" and geometry.slices > 1
 
 
 def _device_code(name: str) -> str:
@@ -218,8 +226,10 @@ def _straight(shape: Shape, tile: Tile, geometry: Geometry, path: str) -> str:
 
 def _kernels(tile: Tile, variant: Variant, geometry: Geometry) -> List[str]:
     names = "x, weight, bias, y, partial, tickets"
+    threads, cluster = geometry.threads, by_cluster(tile, geometry)
     if variant.granularity == TENSOR_CORE:
-        kernels = [_kernel("sparse_convolve", _OPERANDS, f"convolve({names});", geometry.threads)]
+        name = "dense_convolve" if variant.path == "dense" else "sparse_convolve"
+        kernels = [_kernel(name, _OPERANDS, f"convolve({names});", threads, cluster)]
     else:
         body = "convolve<{}>(" + names + ", entries, lengths);"
         plain, lists = f"{_OPERANDS}", f"{_OPERANDS},\n    {_LISTS}"
@@ -227,21 +237,22 @@ def _kernels(tile: Tile, variant: Variant, geometry: Geometry) -> List[str]:
             source = "kFromMap" if variant.path == "fused" else "kFromWindow"
             name = "dense_convolve" if variant.path == "dense" else "sparse_convolve"
             text = body.format(source).replace("entries, lengths", "nullptr, nullptr")
-            kernels = [_kernel(name, plain, text, geometry.threads)]
+            kernels = [_kernel(name, plain, text, threads, cluster)]
         else:
             produce = "produce(x, entries, lengths, counts);"
             operands = f"const Element* x, {_LISTS}, unsigned int* counts"
             kernels = [_kernel("sparse_produce", operands, produce, PRODUCER_THREADS)]
         if variant.path == "lists":
             text = body.format("kFromLists")
-            kernels.append(_kernel("sparse_convolve", lists, text, geometry.threads))
+            kernels.append(_kernel("sparse_convolve", lists, text, threads, cluster))
         if variant.path == "switched":
             for name, source, other in (
                 ("sparse_convolve", "kFromLists", "<"), ("dense_convolve", "kFromWindow", ">="),
             ):  # fmt: skip
                 leave = f"if (*zeros {other} least) {{\n    return;\n  }}\n  "
                 text = leave + body.format(source)
-                kernels.append(_kernel(name, f"{lists},\n    {_VERDICT}", text, geometry.threads))
+                operands = f"{lists},\n    {_VERDICT}"
+                kernels.append(_kernel(name, operands, text, threads, cluster))
     if by_launch(tile, variant) and geometry.slices > 1:
         operands = "const Element* bias, Element* y, float* partial"
         kernels.append(
@@ -250,8 +261,6 @@ def _kernels(tile: Tile, variant: Variant, geometry: Geometry) -> List[str]:
     return kernels
 
 
-def _kernel(name: str, operands: str, body: str, threads: int) -> str:
-    return (
-        f'extern "C" __global__ void __launch_bounds__({threads}, 1)\n{name}({operands}) {{\n'
-        f"  {body}\n}}\n"
-    )
+def _kernel(name: str, operands: str, body: str, threads: int, cluster: bool = False) -> str:
+    bounds = f"__launch_bounds__({threads}, 1)" + (" NARROWGAUGE_CLUSTER" if cluster else "")
+    return f'extern "C" __global__ void {bounds}\n{name}({operands}) {{\n  {body}\n}}\n'

@@ -14,6 +14,10 @@ __all__ = ["CHUNK", "Geometry", "capability", "derive"]
 CHUNK = 32
 #: A tensor-core product's filters and pixels.
 _M, _PIXEL_ROWS, _PIXEL_COLUMNS = 16, 2, 4
+#: Warps of a block of the dense kernel on tensor cores, if its tile has outputs for all.
+_DENSE_WARPS = 8
+#: Blocks of a cluster that every device of 9.0 and later can have, and the capability's major.
+_MOST_CLUSTERED, _CLUSTERS_SINCE = 8, 9
 _WARP = 32
 #: Shared memory of one block in bytes, opted in, by compute capability (CUDA C++ Programming
 #: Guide, "Technical Specifications per Compute Capability"); 48 KiB, which all have, for others.
@@ -43,7 +47,7 @@ class Geometry:
     tile owns of the map, so that the hulls of all tiles count each element once. A cell is one
     tile, one image and one block's filters; `slices` blocks work on it. `window_stride` is how far
     apart the windows of two channels lie where all their values are kept: they are read four at a
-    time.
+    time. `sums_at`: where in shared memory a block leaves its sums for the others of its cluster.
     """
 
     tiles_down: int
@@ -62,6 +66,7 @@ class Geometry:
     round_places: int
     shared_bytes: int
     value_bytes: int
+    sums_at: int
     cells: int
     cell_floats: int
     workspace_floats: int
@@ -87,7 +92,9 @@ def derive(shape: Shape, tile: Tile, variant: Variant, arch: str) -> Geometry:
     """
     reach = (tile.rows - 1) * shape.stride + shape.kernel
     across = (tile.columns - 1) * shape.stride + shape.kernel
-    made = _tensor_core if variant.granularity == TENSOR_CORE else _by_element
+    made = _by_element
+    if variant.granularity == TENSOR_CORE:
+        made = _tensor_dense if variant.path == "dense" else _tensor_core
     geometry = made(shape, tile, variant, reach, across)
     _check(shape, tile, variant, geometry, arch)
     return geometry
@@ -107,8 +114,9 @@ def _by_element(shape: Shape, tile: Tile, variant: Variant, reach: int, across: 
     round_places = min(places, max(1, max(_ROUND_BYTES, kept) // per_place))
     rounds = round_places * per_place if tile.groups > 1 else 0
     return _assembled(
-        shape, tile, variant, reach, across, filters, tile.groups * filters, round_places,
-        max(kept, rounds),
+        shape, tile, variant, reach, across, filters, tile.groups * filters,
+        min(tile.channels, shape.channels), max(kept, rounds), round_places=round_places,
+        sums_at=rounds,
     )  # fmt: skip
 
 
@@ -132,14 +140,34 @@ def _tensor_core(shape: Shape, tile: Tile, variant: Variant, reach: int, across:
     values = _up(reach * across * (CHUNK + 4 // size) * size, 4)
     shared = weights + values + 4 * reach * across + 4 * warps * (depth + _M)
     return _assembled(
-        shape, tile, variant, reach, across, filters, warps * _WARP, 1, _up(shared, 16),
-        values,
+        shape, tile, variant, reach, across, filters, warps * _WARP,
+        min(tile.channels, _up(shape.channels, CHUNK)), _up(shared, 16), value_bytes=values,
+    )  # fmt: skip
+
+
+def _tensor_dense(shape: Shape, tile: Tile, variant: Variant, reach: int, across: int) -> Geometry:
+    filters = tile.filters or min(64, _up(shape.filters, _M))
+    if filters % _M:
+        raise _untiled(shape, tile, f"a block's {filters} filters are not a multiple of 16")
+    if tile.channels % _M:
+        raise _untiled(shape, tile, "tensor cores take channels by 16")
+    if _DENSE_WARPS % tile.groups:
+        raise _untiled(shape, tile, f"{_DENSE_WARPS} warps do not make {tile.groups} groups")
+    eights = -(-tile.rows * tile.columns // 8)
+    warps = tile.groups * min(_DENSE_WARPS // tile.groups, eights)
+    channels = min(tile.channels, _up(shape.channels, _M))
+    held = 2 * (shape.kernel**2 * channels * (filters + 8) + reach * across * (channels + 8))
+    added = 4 * tile.groups * eights * 8 * (filters + 4)
+    return _assembled(
+        shape, tile, variant, reach, across, filters, warps * _WARP, channels,
+        max(held, added), sums_at=added,
     )  # fmt: skip
 
 
 def _assembled(
     shape: Shape, tile: Tile, variant: Variant, reach: int, across: int, filters: int,
-    threads: int, round_places: int, shared_bytes: int, value_bytes: int = 0,
+    threads: int, slice_channels: int, shared_bytes: int, *, round_places: int = 1,
+    value_bytes: int = 0, sums_at: int = 0,
 ) -> Geometry:  # fmt: skip
     down = -(-shape.out_height // tile.rows)
     wide = -(-shape.out_width // tile.columns)
@@ -148,6 +176,9 @@ def _assembled(
     cells = shape.batch * down * wide * filter_blocks
     cell_floats = tile.rows * tile.columns * filters
     copies = slices if variant.accumulation == "deterministic" else 1
+    if tile.finish == "cluster":
+        copies = 0
+        shared_bytes = max(shared_bytes, sums_at + 4 * cell_floats)
     top = min(-shape.padding, 0)
     # Behind the last tile there may be a border that no output sees.
     border = max(0, shape.kernel - 2 * shape.padding - 1)
@@ -162,14 +193,13 @@ def _assembled(
         block_filters=filters,
         filter_blocks=filter_blocks,
         slices=slices,
-        slice_channels=min(tile.channels, _up(shape.channels, CHUNK))
-        if value_bytes
-        else min(tile.channels, shape.channels),
+        slice_channels=slice_channels,
         window_stride=_up(reach * across, 4),
         threads=threads,
         round_places=round_places,
         shared_bytes=shared_bytes,
         value_bytes=value_bytes,
+        sums_at=sums_at,
         cells=cells,
         cell_floats=cell_floats,
         workspace_floats=0 if slices == 1 else cells * cell_floats * copies,
@@ -189,6 +219,8 @@ def _check(shape: Shape, tile: Tile, variant: Variant, made: Geometry, arch: str
         raise _untiled(
             shape, tile, f"{made.shared_bytes} bytes of shared memory, and {arch} has {shared}"
         )
+    if tile.finish == "cluster":
+        _check_cluster(shape, tile, variant, made, arch)
     if made.threads > _MOST_THREADS:
         raise _untiled(shape, tile, f"{made.threads} threads in a block, and 1024 are the most")
     registers = _registers(shape, tile, variant, made)
@@ -199,7 +231,7 @@ def _check(shape: Shape, tile: Tile, variant: Variant, made: Geometry, arch: str
             f"{most} each",
         )  # fmt: skip
     places = made.window_rows * made.window_columns
-    if variant.granularity == TENSOR_CORE and places * (CHUNK + 2) >= 65536:
+    if made.value_bytes and places * (CHUNK + 2) >= 65536:
         raise _untiled(shape, tile, f"a window of {places} pixels, and 1927 are the most")
     if variant.granularity == ELEMENT and places > _MOST_PLACES:
         raise _untiled(shape, tile, f"a window of {places} places, and {_MOST_PLACES} are the most")
@@ -212,9 +244,31 @@ def _check(shape: Shape, tile: Tile, variant: Variant, made: Geometry, arch: str
         raise _untiled(shape, tile, f"partial sums of {made.workspace_floats} floats")
 
 
+def _check_cluster(shape: Shape, tile: Tile, variant: Variant, made: Geometry, arch: str) -> None:
+    if capability(arch)["major"] < _CLUSTERS_SINCE:
+        raise SparseArgumentError(
+            f"compute capability {arch} has no clusters of blocks",
+            why="they came with 9.0",
+            next_step="finish tail or launch",
+        )
+    if variant.accumulation == "atomic":
+        raise SparseArgumentError(
+            "a cluster adds nothing atomically", next_step="finish tail, or deterministic"
+        )
+    if made.slices > _MOST_CLUSTERED:
+        raise _untiled(
+            shape, tile, f"{made.slices} slices of channels, and a cluster has {_MOST_CLUSTERED}"
+        )
+
+
 def _registers(shape: Shape, tile: Tile, variant: Variant, made: Geometry) -> int:
+    matrices = made.block_filters // _M
+    if variant.granularity == TENSOR_CORE and variant.path == "dense":
+        eights = -(-tile.rows * tile.columns // 8)
+        own = -(-eights // (made.threads // _WARP // tile.groups))
+        return (_up(own, 2) + 1) * matrices * 4 + own // 2 + _OTHER_REGISTERS
     if variant.granularity == TENSOR_CORE:
-        return tile.groups * made.block_filters // 16 * 4 + _OTHER_REGISTERS + 8
+        return tile.groups * matrices * 4 + _OTHER_REGISTERS + 8
     return tile.rows * tile.columns + 2 * shape.kernel**2 + _OTHER_REGISTERS
 
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Convolution", "CudaMachine", "Launch", "launches"]
 
 _ENTRY_WORDS = 2
+#: Bytes that the first element of x lies at a multiple of.
+_ALIGNED = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +142,11 @@ class _Ready:
     buffers: Dict[str, torch.Tensor]
 
 
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy where it begins in between: kernels may load 16 bytes at once."""
+    return x if x.data_ptr() % _ALIGNED == 0 else x.clone()
+
+
 class Convolution:
     """y = relu_output(conv(relu_input(x), weight) + bias), as the variant says, skipping zeros.
 
@@ -188,7 +195,7 @@ class Convolution:
         with torch.no_grad(), self._machine.guard(x.device):
             ready = self._prepared(x.device)
             tensors = dict(ready.buffers)
-            tensors["x"] = x.contiguous(memory_format=memory)
+            tensors["x"] = _aligned(x.contiguous(memory_format=memory))
             tensors["weight"] = self._weight.of(weight, self._machine.capturing())
             if bias is not None:
                 tensors["bias"] = bias.contiguous()
@@ -236,7 +243,7 @@ class Convolution:
         import torch
 
         words: Dict[str, int] = {}
-        if geometry.slices > 1:
+        if geometry.workspace_floats:
             words = {"partial": geometry.workspace_floats, "tickets": geometry.cells}
         if self.variant.has_producer:
             lists = self.shape.batch * self.shape.channels * geometry.tiles

@@ -15,6 +15,7 @@ from narrowgauge_kernels.sparse.errors import SparseArgumentError
 __all__ = [
     "ACCUMULATIONS",
     "ELEMENT",
+    "FINISHES",
     "KERNELS",
     "LAYOUTS",
     "PATHS",
@@ -36,12 +37,16 @@ GRANULARITIES = (ELEMENT, TENSOR_CORE)
 _SHAPE = re.compile(
     r"(\d+)[,x](\d+)[,x](\d+)[,x](\d+)[,x](\d+)(?:[,x]k(\d+)s(\d+)p(\d+))?", re.ASCII
 )
-_TILE = re.compile(r"(\d+)x(\d+)x(\d+)(?:/f(\d+))?(?:/g(\d+))?(?:/(tail|launch))?", re.ASCII)
+_TILE = re.compile(
+    r"(\d+)x(\d+)x(\d+)(?:/f(\d+))?(?:/g(\d+))?(?:/(tail|launch|cluster))?", re.ASCII
+)
 LAYOUTS = ("nchw", "nhwc")
+#: How partial sums of several blocks are added: see Tile.
+FINISHES = ("tail", "launch", "cluster")
 #: fused: one launch, in which blocks make their own lists. window: one launch without lists, which
 #: goes through all values of a window and jumps over the zeros. dense: the same, and jumps over
-#: none. lists: a producer's launch, then one that reads them. switched: as lists, and a dense
-#: kernel, of which the device lets one run.
+#: none, on CUDA cores or on tensor cores. lists: a producer's launch, then one that reads them.
+#: switched: as lists, and a dense kernel, of which the device lets one run.
 PATHS = ("fused", "window", "dense", "lists", "switched")
 
 
@@ -124,9 +129,11 @@ class Tile:
     `rows` x `columns` output pixels, `channels` input channels (the rest are of other blocks, and
     partial sums are added up) and `filters` output channels are of one block. `groups` is, by
     element, how many groups of threads share out the block's channels; on tensor cores, how many
-    groups of 2 x 4 pixels are of one warp. `finish` says how deterministic partial sums of several
-    blocks are added: by the block that comes last, in channel order (`tail`), or by a launch of
-    its own (`launch`).
+    groups of 2 x 4 pixels are of one warp, or, on the path dense, how many warps share out the
+    depth. `finish` says how deterministic partial sums of several blocks are added, in channel
+    order: by the block that comes last (`tail`), by a launch of its own (`launch`), or by the
+    blocks together, which are a cluster and read each other's shared memory (`cluster`, from
+    capability 9.0 on).
     """
 
     rows: int
@@ -142,7 +149,7 @@ class Tile:
                 raise SparseArgumentError(f"a tile's {name} must be positive")
         if self.filters < 0:
             raise SparseArgumentError("a tile's filters cannot be negative")
-        _one_of("finish", self.finish, ("tail", "launch"))
+        _one_of("finish", self.finish, FINISHES)
 
     @classmethod
     def parse(cls, text: str) -> Tile:
@@ -210,11 +217,21 @@ class Variant:
                 why="they round operands to tf32 or take fp16",
                 next_step="tf32 or fp16, or granularity element",
             )
-        if self.path != "fused" and self.granularity == TENSOR_CORE:
+        if self.granularity == TENSOR_CORE:
+            self._check_tensor_cores()
+
+    def _check_tensor_cores(self) -> None:
+        if self.path not in ("fused", "dense"):
             raise SparseArgumentError(
                 f"the path {self.path} is not for tensor cores",
                 why="there each group of pixels makes its own list of channels, in one launch",
                 next_step="path fused",
+            )
+        if self.path == "dense" and self.precision != "fp16":
+            raise SparseArgumentError(
+                f"there is no dense {self.precision} on tensor cores",
+                why="that kernel's operands are halves",
+                next_step="fp16, or path fused",
             )
 
     @property

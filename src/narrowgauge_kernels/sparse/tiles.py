@@ -58,11 +58,13 @@ _ROWS, _COLUMNS = (1, 2, 3, 4, 6, 7, 8), (4, 5, 7, 8, 14)
 _CHANNELS, _GROUPS, _FILTERS = (2, 4, 8, 16, 32, 64), (1, 2, 4, 8), (32, 64, 128)
 _TC_ROWS, _TC_COLUMNS, _TC_CHANNELS = (2, 4, 8), (4, 8, 16), (32, 64, 128, 256, 512)
 _TC_GROUPS, _TC_FILTERS = (1, 2), (16, 32, 64, 128)
+_TD_ROWS, _TD_COLUMNS, _TD_CHANNELS = (1, 2, 4, 7, 8), (7, 8, 14, 16), (16, 32, 64, 128)
+_TD_GROUPS, _TD_FILTERS = (1, 2, 4, 8), (16, 32, 64, 128)
 #: Of the estimate: what an H200 has (multiprocessors, clock in GHz, bytes a second from the
 #: second-level cache), the share that is kept, and rough costs in cycles. It orders, no more.
 _SMS, _GHZ, _L2 = 132, 1.75, 5.0e12
 _KEPT, _START, _ENTRY_LATENCY, _ENTRY_WORK, _JUMP_WORK = 0.35, 1500.0, 36.0, 12.0, 3.0
-_LAUNCH_MICROSECONDS = 1.0
+_LAUNCH_MICROSECONDS, _CLUSTER_MICROSECONDS = 1.0, 0.7
 
 
 def network_shapes(name: str, batch: int) -> Tuple[Shape, ...]:
@@ -121,7 +123,9 @@ def estimate(shape: Shape, tile: Tile, variant: Variant, made: Geometry) -> floa
     blocks = made.cells * made.slices
     waves = -(-blocks // (_SMS * resident))
     own = made.slice_channels / (1 if variant.granularity == TENSOR_CORE else tile.groups)
-    if variant.granularity == TENSOR_CORE:
+    if variant.granularity == TENSOR_CORE and variant.path == "dense":
+        cycles = _dense_cycles(tile, made, taps, min(resident, -(-blocks // _SMS)))
+    elif variant.granularity == TENSOR_CORE:
         steps = own * taps / 16 * 0.7 * tile.groups
         warps = made.threads / 32 * min(resident, -(-blocks // _SMS))
         products = made.block_filters / 16
@@ -144,7 +148,19 @@ def estimate(shape: Shape, tile: Tile, variant: Variant, made: Geometry) -> floa
             alone = made.cell_floats * 4 / 1.0e5
         launched = tile.finish == "launch" and variant.accumulation == "deterministic"
         partial = written / 2.5e6 + (_LAUNCH_MICROSECONDS * 2 if launched else alone)
+        if tile.finish == "cluster":
+            partial = _CLUSTER_MICROSECONDS
     return waves * (_START + cycles) / (_GHZ * 1e3) + read / _L2 * 1e6 + partial
+
+
+def _dense_cycles(tile: Tile, made: Geometry, taps: int, resident: int) -> float:
+    """Of the dense kernel on tensor cores: products, and what comes into shared memory."""
+    warps = made.threads // 32
+    eights = -(-tile.rows * tile.columns // 8)
+    products = made.block_filters / 16 * -(-eights // (warps // tile.groups))
+    steps = taps * made.slice_channels / 16 / tile.groups
+    loaded = made.shared_bytes * resident / 40  # bytes a cycle into one multiprocessor
+    return max(steps * (40 + 8 * products), steps * 8 * products * warps * resident / 4) + loaded
 
 
 def _list_cycles(shape: Shape, tile: Tile, made: Geometry, taps: int, warps: float) -> float:
@@ -168,7 +184,11 @@ def _window_work(tile: Tile, variant: Variant, made: Geometry, taps: int) -> flo
 def _all(shape: Shape, variant: Variant, published: Set[Tuple[int, int, int]]) -> Iterator[Tile]:
     for rows, columns, channels in sorted(published):
         yield Tile(rows, columns, channels)
-    if variant.granularity == TENSOR_CORE:
+    dense = variant.granularity == TENSOR_CORE and variant.path == "dense"
+    if dense:
+        spans = itertools.product(_TD_ROWS, _TD_COLUMNS, _TD_CHANNELS, _TD_FILTERS, _TD_GROUPS)
+        step = 16
+    elif variant.granularity == TENSOR_CORE:
         spans = itertools.product(_TC_ROWS, _TC_COLUMNS, _TC_CHANNELS, _TC_FILTERS, _TC_GROUPS)
         step = 16
     else:
@@ -185,3 +205,4 @@ def _all(shape: Shape, variant: Variant, published: Set[Tuple[int, int, int]]) -
         yield tile
         if channels < shape.channels and variant.accumulation == "deterministic":
             yield dataclasses.replace(tile, finish="launch")
+            yield dataclasses.replace(tile, finish="cluster")

@@ -69,8 +69,16 @@ inline unsigned int atomicExch(unsigned int* to, unsigned int value) {
   return before;
 }
 
-inline unsigned char* shared_memory() {
-  return reinterpret_cast<unsigned char*>(emulated::shared.data());
+inline unsigned char* shared_memory() { return emulated::memory_of(emulated::block()); }
+
+#define NARROWGAUGE_CLUSTER
+inline void wait_for_cluster() { emulated::wait_for_cluster(); }
+inline void load_four_of_block(const float* own, int rank, float (&to)[4]) {
+  const auto at = reinterpret_cast<const unsigned char*>(own) - shared_memory();
+  if (at % 16 != 0) {
+    std::abort();
+  }
+  std::memcpy(to, emulated::memory_of(static_cast<std::size_t>(rank)) + at, sizeof to);
 }
 
 inline float half_to_float(unsigned short bits) {
@@ -131,6 +139,29 @@ inline void load_turned(unsigned int (&words)[4], const unsigned short* row) {
     words[matrix] = word;
   }
   emulated::wait_for_warp();
+}
+
+inline void load_straight(unsigned int (&words)[4], const unsigned short* row) {
+  if (reinterpret_cast<std::uintptr_t>(row) % 16 != 0) {
+    std::abort();
+  }
+  narrowgauge::codes::load_matrices(words, row);
+}
+
+inline void begin_copy(void* to, const void* from) { narrowgauge::codes::copy_async<16>(to, from); }
+inline void end_copies() { narrowgauge::codes::end_copies(); }
+template <int kLeft>
+inline void wait_for_copies() {
+  narrowgauge::codes::copies_left<kLeft>();
+}
+
+inline unsigned int halves_above_zero(unsigned int halves) {
+  unsigned int kept = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const unsigned short half = static_cast<unsigned short>(halves >> shift);
+    kept |= (half_to_float(half) <= 0.0f ? 0u : static_cast<unsigned int>(half)) << shift;
+  }
+  return kept;
 }
 
 // Tensor-core products of all warps, for tests of how many there are.
@@ -214,15 +245,16 @@ inline void call(void (*kernel)(Arguments...), const std::uint64_t* values,
 
 template <typename... Arguments>
 inline void launch(void (*kernel)(Arguments...), unsigned int cells, unsigned int slices,
-                   int threads, int shared_bytes, bool backwards, const std::uint64_t* values) {
+                   unsigned int clustered, int threads, int shared_bytes, bool backwards,
+                   const std::uint64_t* values) {
   gridDim = dim3(cells, slices, 1);
   blockDim = dim3(static_cast<unsigned int>(threads));
   emulated::body = [&] { call(kernel, values, std::index_sequence_for<Arguments...>()); };
-  for (unsigned int i = 0; i < cells * slices; ++i) {
-    const unsigned int block = backwards ? cells * slices - 1 - i : i;
-    blockIdx = dim3(block % cells, block / cells, 0);
-    emulated::shared.assign(static_cast<std::size_t>(shared_bytes) / 8 + 2, 0xA5C3A5C3A5C3A5C3u);
-    emulated::prepare(static_cast<std::size_t>(threads));
-    emulated::run_block();
+  const unsigned int all = cells * slices / clustered;
+  for (unsigned int i = 0; i < all; ++i) {
+    const unsigned int number = backwards ? all - 1 - i : i;
+    emulated::prepare(static_cast<std::size_t>(threads), static_cast<std::size_t>(shared_bytes),
+                      dim3(number % cells, number / cells * clustered, 0), clustered);
+    emulated::run_blocks();
   }
 }

@@ -1,5 +1,5 @@
-// Device code on the CPU: a block's threads are contexts that take turns, one block after the other,
-// and change places at barriers and warp-wide instructions. What the instructions do is written from
+// Device code on the CPU: a block's threads are contexts that take turns, one block after the other
+// (or one cluster of blocks), and change places at barriers and warp-wide instructions. What the instructions do is written from
 // their specification (PTX ISA: ldmatrix, mma.m16n8k32, dp4a, cp.async), not from the kernels. An
 // asynchronous copy happens when it is waited for, as late as it may. One launch at a time.
 #pragma once
@@ -60,11 +60,13 @@ struct Thread {
 constexpr std::size_t kStackBytes = 128 * 1024;
 
 static std::vector<Thread> threads;
-static std::vector<Barrier> barriers;  // the block's, then the warps'
+static std::size_t block_threads;      // of one block; threads of a cluster's blocks follow
+static std::vector<Barrier> barriers;  // the cluster's, then the blocks', then the warps'
+static dim3 first_block;               // of the cluster, whose others are further on in y
 static jmp_buf scheduler;
 static std::size_t running;
 static std::function<void()> body;
-static std::vector<std::uint64_t> shared;
+static std::vector<std::vector<std::uint64_t>> shared;  // of each block of the cluster
 
 inline Thread& self() { return threads[running]; }
 inline Thread& lane(std::size_t number) { return threads[running / 32 * 32 + number]; }
@@ -97,7 +99,15 @@ inline void wait_at(Barrier& barrier) {
   leave();
 }
 
-inline void wait_for_warp() { wait_at(barriers[1 + running / 32]); }
+inline std::size_t blocks() { return threads.size() / block_threads; }
+inline std::size_t block() { return running / block_threads; }
+inline unsigned char* memory_of(std::size_t number) {
+  return reinterpret_cast<unsigned char*>(shared[number].data());
+}
+
+inline void wait_for_cluster() { wait_at(barriers[0]); }
+inline void wait_for_block() { wait_at(barriers[1 + block()]); }
+inline void wait_for_warp() { wait_at(barriers[1 + blocks() + running / 32]); }
 
 inline void entry() {
   body();
@@ -105,11 +115,17 @@ inline void entry() {
   leave();
 }
 
-inline void prepare(std::size_t count) {
-  threads.resize(count);
-  barriers.assign(1 + count / 32, Barrier());
-  for (std::size_t i = 0; i <= count / 32; ++i) {
-    barriers[i].expected = static_cast<int>(i == 0 ? count : 32);
+// Shared memory holds neither zeros nor what the last block left.
+inline void prepare(std::size_t count, std::size_t shared_bytes, const dim3& at,
+                    std::size_t clustered = 1) {
+  block_threads = count;
+  first_block = at;
+  shared.assign(clustered,
+                std::vector<std::uint64_t>(shared_bytes / 8 + 2, 0xA5C3A5C3A5C3A5C3u));
+  threads.resize(count * clustered);
+  barriers.assign(1 + clustered + count * clustered / 32, Barrier());
+  for (std::size_t i = 0; i < barriers.size(); ++i) {
+    barriers[i].expected = static_cast<int>(i == 0 ? count * clustered : i <= clustered ? count : 32);
   }
   for (Thread& thread : threads) {
     thread.stack.resize(kStackBytes);
@@ -126,7 +142,7 @@ inline void prepare(std::size_t count) {
   }
 }
 
-inline void run_block() {
+inline void run_blocks() {
   std::size_t left = threads.size();
   while (left > 0) {
     const std::size_t before = left;
@@ -137,7 +153,9 @@ inline void run_block() {
         continue;
       }
       thread.waits = nullptr;
-      threadIdx = dim3(static_cast<unsigned int>(running), 0, 0);
+      threadIdx = dim3(static_cast<unsigned int>(running % block_threads), 0, 0);
+      blockIdx = first_block;
+      blockIdx.y += static_cast<unsigned int>(block());
       resume(thread);
       left -= thread.done ? 1 : 0;
       moved = true;
@@ -161,7 +179,7 @@ inline int byte_of(std::uint32_t word, int index, bool is_signed) {
 
 }  // namespace emulated
 
-inline void __syncthreads() { emulated::wait_at(emulated::barriers[0]); }
+inline void __syncthreads() { emulated::wait_for_block(); }
 inline void __trap() { std::abort(); }
 
 inline int atomicAdd(int* to, int value) {
@@ -173,9 +191,7 @@ inline int atomicAdd(int* to, int value) {
 namespace narrowgauge {
 namespace codes {
 
-inline unsigned char* shared_memory() {
-  return reinterpret_cast<unsigned char*>(emulated::shared.data());
-}
+inline unsigned char* shared_memory() { return emulated::memory_of(emulated::block()); }
 
 template <int kBytes>
 inline void copy_async(void* to, const void* from) {
@@ -254,7 +270,6 @@ inline unsigned int high_halves(unsigned int first, unsigned int second) {
   return first >> 16 | (second & 0xffff0000u);
 }
 
-// Shared memory holds neither zeros nor what the last block left.
 template <typename Kernel, typename... Arguments>
 inline cudaError_t enqueue(Kernel kernel, const dim3& grid, int count, int shared_bytes,
                            cudaStream_t, const Arguments&... arguments) {
@@ -264,11 +279,9 @@ inline cudaError_t enqueue(Kernel kernel, const dim3& grid, int count, int share
   for (unsigned int z = 0; z < grid.z; ++z) {
     for (unsigned int y = 0; y < grid.y; ++y) {
       for (unsigned int x = 0; x < grid.x; ++x) {
-        blockIdx = dim3(x, y, z);
-        emulated::shared.assign(static_cast<std::size_t>(shared_bytes) / 8 + 2,
-                                0xA5C3A5C3A5C3A5C3u);
-        emulated::prepare(static_cast<std::size_t>(count));
-        emulated::run_block();
+        emulated::prepare(static_cast<std::size_t>(count), static_cast<std::size_t>(shared_bytes),
+                          dim3(x, y, z));
+        emulated::run_blocks();
       }
     }
   }

@@ -32,6 +32,35 @@ __device__ __forceinline__ void load_four_shared_by_blocks(const float* from, fl
                : "l"(from)
                : "memory");
 }
+
+#define NARROWGAUGE_CLUSTER __cluster_dims__(1, kSlices, 1)
+
+// Blocks of a cluster wait for each other, and see what the others wrote: to arrive releases, to
+// wait acquires, where nothing else is said.
+__device__ __forceinline__ void wait_for_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "barrier.cluster.arrive.aligned;\n"
+      "barrier.cluster.wait.aligned;" ::
+          : "memory");
+#endif
+}
+
+// Four in a row of the shared memory of the cluster's block `rank`, where this block has `own`.
+__device__ __forceinline__ void load_four_of_block(const float* own, int rank, float (&to)[4]) {
+#if __CUDA_ARCH__ >= 900
+  const unsigned int at = static_cast<unsigned int>(__cvta_generic_to_shared(own));
+  asm volatile(
+      "{\n"
+      ".reg .u32 there;\n"
+      "mapa.shared::cluster.u32 there, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
+      "}"
+      : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+      : "r"(at), "r"(rank)
+      : "memory");
+#endif
+}
 #endif
 
 __device__ __forceinline__ float widen(float value) { return value; }
@@ -97,11 +126,20 @@ __device__ __forceinline__ void write_output(const Element* bias, Element* y, co
   narrow(value, y + image + within);
 }
 
+// Where a block leaves its sums for the others of its cluster.
+__device__ __forceinline__ float* own_sums() {
+  return reinterpret_cast<float*>(shared_memory() + kSumsAt);
+}
+
 // A block's sum of one output: the result where no other block has a share, else a partial sum.
 __device__ __forceinline__ void put(const Element* bias, Element* y, float* partial,
                                     const Cell& cell, int slice, int place, int filter, float sum) {
   if (kSlices == 1) {
     write_output(bias, y, cell, place, filter, sum);
+    return;
+  }
+  if (kFinishByCluster) {
+    own_sums()[place * kBlockFilters + filter] = sum;
     return;
   }
   const long long at = static_cast<long long>(cell.number) * kCellFloats + place * kBlockFilters +
@@ -151,10 +189,39 @@ __device__ __forceinline__ void four_totals_of(float* partial, long long at, flo
   }
 }
 
+// The blocks of a cell are a cluster: each adds up its share of the outputs, in the order of the
+// slices, from the shared memory of all.
+__device__ __forceinline__ void finish_in_cluster(const Element* bias, Element* y,
+                                                  const Cell& cell) {
+  wait_for_cluster();
+  const int first = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
+  for (int i = 4 * first; i < kCellFloats; i += 4 * kThreads * kSlices) {
+    float shares[kSlices][4];
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      load_four_of_block(own_sums() + i, slice, shares[slice]);
+    }
+#pragma unroll
+    for (int filter = 0; filter < 4; ++filter) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        sum += shares[slice][filter];
+      }
+      write_output(bias, y, cell, i / kBlockFilters, i % kBlockFilters + filter, sum);
+    }
+  }
+  wait_for_cluster();  // no block ends while another reads its memory
+}
+
 // The block that comes last to a cell adds up all. Tickets are zero before and after.
 __device__ __forceinline__ void finish(const Element* bias, Element* y, float* partial,
                                        unsigned int* tickets, const Cell& cell) {
   if (kSlices == 1 || kFinishByLaunch) {
+    return;
+  }
+  if (kFinishByCluster) {
+    finish_in_cluster(bias, y, cell);
     return;
   }
   __shared__ int is_last;

@@ -126,6 +126,9 @@ __device__ __forceinline__ void put_all(const Element* bias, Element* y, float* 
   const int thread = static_cast<int>(threadIdx.x);
   const int filter = thread % kBlockFilters;
   if (kGroups == 1) {
+    if (kFinishByCluster) {
+      __syncthreads();  // the sums lie where values were
+    }
 #pragma unroll
     for (int place = 0; place < kPlaces; ++place) {
       put(bias, y, partial, cell, slice, place, filter, sums[place]);

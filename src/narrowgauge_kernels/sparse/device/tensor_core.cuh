@@ -17,40 +17,6 @@ constexpr int kGroupsAcross = kTileColumns / 4;
 // first pixel is. Row kDepth is zeros, which fill up the last step.
 typedef unsigned int Pair;
 
-#ifndef NARROWGAUGE_EMULATED_THREADS
-// Four 8x8 matrices of 16-bit elements, whose rows each lane names one of, turned.
-__device__ __forceinline__ void load_turned(unsigned int (&words)[4], const unsigned short* row) {
-  const unsigned int at = static_cast<unsigned int>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(at));
-}
-
-__device__ __forceinline__ void multiply_half(float (&sums)[4], const unsigned int (&a)[4],
-                                              unsigned int b0, unsigned int b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void multiply_tf32(float (&sums)[4], const unsigned int (&a)[4],
-                                              unsigned int b0, unsigned int b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ float round_to_tf32(float value) {
-  unsigned int bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-  return __uint_as_float(bits);
-}
-#endif
-
 __device__ __forceinline__ float rounded(float value) { return round_to_tf32(value); }
 __device__ __forceinline__ unsigned short rounded(unsigned short bits) { return bits; }
 
@@ -228,6 +194,9 @@ __device__ __forceinline__ void convolve(const Element* __restrict__ x,
       multiply_pairs(sums[i], pairs, steps, weights, values);
       __syncwarp();
     }
+  }
+  if (kFinishByCluster) {
+    __syncthreads();  // the sums lie where weights were
   }
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {

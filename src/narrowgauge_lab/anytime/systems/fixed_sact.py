@@ -70,7 +70,6 @@ def compact(
     return found, used, count > capacity
 
 
-# unverified: sparse positions on a GPU | no GPU here | pytest -m gpu tests/lab/test_sact_sparse.py
 class FixedSact:
     """A network of kind `sact`, as it is now, with room as `calibration` images [B, 3, H, W] need
     it times `margin`. `compiled`, and `by`: see `SparseSact`. Raises BadValueError for another kind

@@ -1,4 +1,4 @@
-// unverified: CUDA kernels of the convolution at positions | compiled for each capability and run on emulated threads; no GPU here | on one: nox -s gpu
+// unverified: CUDA kernels of the convolution at positions on Volta, Turing, Ampere, Ada, Jetson | compiled for each, run on Hopper only | on such a card: nox -s gpu
 // Launchers of the convolution at listed positions. No torch header: this file compiles for any torch.
 #include "position_conv/cuda/position_conv.cuh"
 

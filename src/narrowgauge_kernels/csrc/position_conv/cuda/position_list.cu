@@ -1,4 +1,4 @@
-// unverified: CUDA kernels of lists of positions | compiled for each capability and run on emulated threads; no GPU here | on one: nox -s gpu
+// unverified: CUDA kernels of lists of positions on Volta, Turing, Ampere, Ada, Jetson | compiled for each, run on Hopper only | on such a card: nox -s gpu
 // Launchers of lists of positions. No torch header: this file compiles for any torch.
 #include "position_conv/cuda/position_list.cuh"
 
