@@ -73,6 +73,7 @@ __all__ = [
     "container_planner",
     "draw_quietly",
     "executor_of",
+    "forget_leftovers",
     "image_finder",
     "prepare",
     "run_all",
@@ -233,6 +234,18 @@ def attach_to(world: World, folder: RunFolder, *, wait: bool, reporter: Reporter
         record = attach(folder, session)
     draw_quietly(folder, store, world.say)
     return record
+
+
+def forget_leftovers(world: World, folder: RunFolder) -> None:
+    """Remove elsewhere what is left of a run that is recorded here: of a run on a board. Does
+    nothing for others; what cannot be removed now is said."""
+    if not folder.handle_path.is_file():
+        return
+    handle = load_handle(folder.handle_path)
+    if handle.executor == "ssh":
+        from narrowgauge.launch_fleet import forget_there
+
+        forget_there(world, handle)
 
 
 def _session(

@@ -12,7 +12,7 @@ from typing import TextIO, TypeAlias
 
 from narrowgauge.checkout import git_facts
 from narrowgauge.errors import NarrowgaugeError
-from narrowgauge.executors.base import load_handle
+from narrowgauge.executors.base import Handle, load_handle
 from narrowgauge.executors.ssh import SshExecutor
 from narrowgauge.fleet.facts import ask_board
 from narrowgauge.fleet.job_list import JobList
@@ -26,7 +26,7 @@ from narrowgauge.runner import Session, StopRequest, attach, run_job, stop_signa
 from narrowgauge.store import RunFolder, Store
 from narrowgauge_contract.record import Record
 
-__all__ = ["Finished", "attach_fleet", "run_fleet"]
+__all__ = ["Finished", "attach_fleet", "forget_there", "run_fleet"]
 
 #: Called for each run as it is recorded, in the thread that waits for all.
 Told: TypeAlias = Callable[[RunFolder, Record], None]
@@ -139,6 +139,13 @@ def attach_fleet(world: World, folder: RunFolder, reporter: Reporter) -> Record:
         record = attach(folder, session)
     draw_quietly(folder, store, world.say)
     return record
+
+
+def forget_there(world: World, handle: Handle) -> None:
+    """Remove from its board what is left of a run that is recorded here, as where a line was cut
+    when the board was told to. What cannot be removed now is said."""
+    link = Link(board_of(handle), world.env)
+    SshExecutor(world.env, link=link, say=world.say).discard(handle)
 
 
 class _BoardReporter(LineReporter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import shutil
 import signal
@@ -14,13 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from board_lab import PATIENCE, begin, die, left_on, on_board
+from board_lab import PATIENCE, ROOT, begin, die, left_on, on_board
 from boards import TOOLS, LabBoard, boards, make_image
 from harness import wait_until
 from line import Line
+from rich.console import Console
 from tiny_image import archive
 
 import narrowgauge.executors.ssh as ssh_module
+from narrowgauge.checkout import find_checkout
 from narrowgauge.errors import (
     BuildFailed,
     Busy,
@@ -31,11 +34,17 @@ from narrowgauge.errors import (
 )
 from narrowgauge.executors.base import load_handle
 from narrowgauge.executors.ssh import SshExecutor
+from narrowgauge.fleet.doctor import examine
 from narrowgauge.fleet.errors import BoardUnreachable
 from narrowgauge.fleet.facts import Questions, ask_board
 from narrowgauge.fleet.link import Channel, control_folder
+from narrowgauge.fleet.show import print_findings
+from narrowgauge.fleet.watching import Watching
+from narrowgauge.launch import World, forget_leftovers
+from narrowgauge.machine import probe_host
 from narrowgauge.plan import Places
 from narrowgauge.runner import attach, run_job
+from narrowgauge.targets import TARGETS_FILE, load_targets
 from narrowgauge_contract.outcome import Status
 
 NOTHING = {"containers": [], "folders": []}
@@ -413,3 +422,27 @@ def test_a_run_that_nobody_holds_is_found_by_any_name_left(board: LabBoard, tmp_
         (board.data / "runs" / folder.name / "out/go").touch()
 
     assert attach(folder, there.session).exit_code == 0
+
+
+def test_what_a_lost_word_left_there_is_named_and_removed(
+    board: LabBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line was cut just after the board was told to remove a run: that never came."""
+    run = RUN + "vvvvvv"
+    there = on_board(board, tmp_path)
+    monkeypatch.setattr(Watching, "remove", lambda self: None)
+    folder, record = run_job(there.job(run), there.session)
+    assert (record.status, record.exit_code) == (Status.COMPLETE, 0)
+    assert left_on(board)["folders"] == [run]
+
+    targets = load_targets(ROOT / TARGETS_FILE)
+    found = examine([there.link.board], there.link.env, targets)
+    shown = io.StringIO()
+    print_findings(found, Console(file=shown, width=200))
+    assert f"{run} has ended there: narrowgauge attach {run}" in shown.getvalue()
+
+    world = World(find_checkout(ROOT, ROOT), there.link.env, probe_host(), there.reporter.note)
+    forget_leftovers(world, folder)
+    assert left_on(board) == NOTHING
+    forget_leftovers(world, folder)  # as often as one likes
+    assert not [note for note in there.reporter.notes if "not removed" in note]

@@ -162,7 +162,7 @@ def attach(
     as_json: Json = False,
 ) -> None:
     """Watch and record a run whose launcher is gone."""
-    from narrowgauge.launch import attach_to
+    from narrowgauge.launch import attach_to, forget_leftovers
     from narrowgauge.store import Store
 
     world = world_of(project)
@@ -170,6 +170,7 @@ def attach(
     folder = store.find(run)
     if folder.recorded:
         note(f"{folder.name} is already recorded")
+        forget_leftovers(world, folder)
         _finish([(folder, folder.record())], store, as_json)
         return
     record = attach_to(world, folder, wait=wait, reporter=reporter_of(as_json))

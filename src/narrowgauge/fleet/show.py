@@ -80,9 +80,16 @@ def print_findings(found: Sequence[Examined], console: Console) -> None:
                 f" {state.free_bytes / 1e9:.0f} GB free",
                 f"clock {state.clock.skew_s:+.3f} s ± {state.clock.bound_s:.3f} s",
             ]
-            lines += [f"{run} is {how} there" for run, how in each.runs]
+            lines += [_line_of(run, how) for run, how in each.runs]
             for line in lines:
                 console.print(f"  {line}", markup=False, highlight=False)
         for problem in each.problems:
             for line in str(problem).splitlines():
                 console.print(f"  {line}", markup=False, highlight=False)
+
+
+def _line_of(run: str, how: str) -> str:
+    """What is known of a run on a board; one that has ended waits for somebody to take it."""
+    if how != "exited":
+        return f"{run} is {how} there"
+    return f"{run} has ended there: narrowgauge attach {run} collects it, and removes it there"
