@@ -10,8 +10,10 @@ import torch
 from narrowgauge_contract.errors import UsageError
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.engines import EngineCache
 from narrowgauge_lab.engines.account import check_precision
 from narrowgauge_lab.engines.base import DTYPES, Runner
+from narrowgauge_lab.engines.serving import kept_engines
 from narrowgauge_lab.measure.agreement import check_output, reference_output
 from narrowgauge_lab.measure.recording import record_samples
 from narrowgauge_lab.measure.state import steadily
@@ -64,7 +66,8 @@ def run(ctx: RowContext) -> None:
     images = made.images.to(device=ctx.device, dtype=DTYPES[precision])
     pictures = Pictures(images, parameters["batch"])
     calibrate_s = parameters["calibrate_s"]
-    ready = make_ready(way, made.model, pictures.batches[0], precision, calibrate_s)
+    kept = EngineCache(kept_engines())
+    ready = make_ready(way, made.model, pictures.batches[0], precision, calibrate_s, kept)
     try:
         _record_facts(ctx, made, ready, pictures)
         _check(ctx, made, ready.runner, pictures, strict)

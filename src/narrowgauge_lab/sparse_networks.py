@@ -15,13 +15,13 @@ was faster in its calibration: a ratio of the two is what skipping zeros is wort
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 from torch import nn
 
 from narrowgauge_contract.errors import SkippedError, UnknownNameError
-from narrowgauge_lab.engines import Preparation, Runner, prepare
+from narrowgauge_lab.engines import EngineCache, Preparation, Runner, prepare
 from narrowgauge_lab.engines.base import DTYPES
 from narrowgauge_lab.engines.native import TorchRunner, converted, laid_out
 from narrowgauge_lab.engines.registry import require_here
@@ -33,8 +33,9 @@ __all__ = ["WAYS", "Ready", "make_ready"]
 WAYS = ("eager", "dense", "compile", "narrowgauge", "sparse")
 #: Which engine runs a way on a GPU.
 _ENGINES = {"eager": "eager", "dense": "cuda-graph", "compile": "compile"}
-#: Shares of zeros a layer is calibrated at, and pairs of samples at each.
-_LEVELS, _PAIRS = (0.0, 0.3, 0.5, 0.7, 0.9, 0.99), 3
+#: Shares of zeros a layer is calibrated at beside that of its own map, and pairs of samples at
+#: each. On a GPU it chooses by its own map, and by no share.
+_LEVELS, _LEVELS_GPU, _PAIRS = (0.0, 0.3, 0.5, 0.7, 0.9, 0.99), (0.5, 0.9), 3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,11 +54,16 @@ class Ready:
 
 
 def make_ready(
-    way: str, model: nn.Module, example: torch.Tensor, precision: str, calibrate_s: float
+    way: str,
+    model: nn.Module,
+    example: torch.Tensor,
+    precision: str,
+    calibrate_s: float,
+    cache: Optional[EngineCache] = None,
 ) -> Ready:
     """`model` (eval, float32, CPU; it stays so) for inputs like `example`, on its device and in the
     precision's dtype. `calibrate_s`: seconds for each level of each different layer; 0 takes the
-    sparse kernel wherever there is one.
+    sparse kernel wherever there is one. `cache`: where engines that can be kept are.
 
     Raises UnknownNameError, SkippedError where the way is not to be had here, and what the engine
     and the layers raise.
@@ -65,7 +71,7 @@ def make_ready(
     if way not in WAYS:
         raise UnknownNameError("way", way, WAYS)
     device = example.device
-    wanted = Preparation(precision, device)
+    wanted = Preparation(precision, device, cache=cache)
     if way == "sparse":
         return _sparse(model, example, wanted, calibrate_s)
     if way == "dense" and device.type != "cuda":
@@ -97,7 +103,8 @@ def _sparse(
                 next_step="python -m narrowgauge_kernels.build",
             )
         if calibrate_s > 0:
-            calibrate(module, example, levels=_LEVELS, pairs=_PAIRS, limit_s=calibrate_s)
+            levels = _LEVELS if example.device.type == "cpu" else _LEVELS_GPU
+            calibrate(module, example, levels=levels, pairs=_PAIRS, limit_s=calibrate_s)
         layers = choices(module, example)
     runner = _runner(module, wanted, example, layout)
     left_alone = {each.name: each.reason for each in replaced.left_alone}

@@ -88,7 +88,9 @@ def _normalise(
     scale = variance.clamp_min(torch.finfo(torch.float32).tiny).rsqrt()
     module.weight.mul_(scale.reshape([-1] + [1] * (module.weight.dim() - 1)))
     module.bias.sub_(mean).mul_(scale)
-    return module.forward(inputs[0])
+    along = [1, -1] + [1] * (output.dim() - 2)
+    # What the layer gives now, but for rounding, and in a tenth of the time.
+    return (output - mean.reshape(along)) * scale.reshape(along)
 
 
 def _statistics(values: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
