@@ -24,6 +24,8 @@ from narrowgauge_lab.quant.energy import LayerWork, Widths, layer_work
 from narrowgauge_lab.quant.layers import LayerScales, fake_quantized
 from narrowgauge_lab.schedule import Cosine
 
+from .nets import NETS
+
 __all__ = ["LADDER", "WIDTHS", "Quantised", "Source", "quantise", "require_method", "rungs"]
 
 #: What greedy search chooses from, and what a ladder has on its rungs.
@@ -241,7 +243,8 @@ def _trained(
     parameters = ctx.parameters
     net = qat.trainable(source.model, scales, steps=parameters["qat_steps"] == "trained")
     exits = getattr(net, "exits", 0)
-    rate, epochs = parameters["qat_lr"], parameters["qat_epochs"]
+    rate = parameters["qat_lr"] or NETS[parameters["net"]].qat_rate
+    epochs = parameters["qat_epochs"]
     recipe = training.Recipe(
         epochs=epochs,
         batch_size=parameters["batch_size"],
