@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from narrowgauge.errors import (
     Busy,
@@ -76,6 +77,10 @@ class Session:
     reporter: Reporter
     stop: StopRequest
     elsewhere: bool = False
+
+
+#: Called with `timeout_s=0` where a run is to be killed at once.
+_Cancel: TypeAlias = Callable[..., None]
 
 
 class ArrayExecutor(Executor, Protocol):
@@ -169,7 +174,8 @@ def assist_job(job: Job, session: Session) -> None:
         raise
     try:
         session.reporter.begin(job)
-        _follow(folder, handle, session)
+        cancel = functools.partial(session.executor.cancel, handle)
+        _follow(folder, handle, session, cancel)
     except KeyboardInterrupt:
         session.executor.cancel(handle, timeout_s=0)
     finally:
@@ -192,8 +198,9 @@ def run_array(
 ) -> Iterator[tuple[RunFolder, Record]]:
     """Start jobs at once, and watch and record one after the other, in their order.
 
-    Where a stop is asked for, all that are left are cancelled, and recorded as they ended. Where
-    one has waited too long for room (Busy), so are they, for `attach` to record.
+    Where a stop is asked for, all that are left are cancelled, and recorded as they ended; those
+    behind first, or the end of one would let the next begin. Where one has waited too long for room
+    (Busy), so are they, for `attach` to record.
     """
     folders = [session.store.new_run(job) for job in jobs]
     places = [
@@ -206,18 +213,15 @@ def run_array(
         for folder in folders:
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
-    cancelled = False
     for index, (folder, job, handle) in enumerate(zip(folders, jobs, handles, strict=True)):
+        cancel = functools.partial(executor.cancel_all, handles[index:][::-1])
         try:
-            record = _watch(folder, job, handle, session)
+            record = _watch(folder, job, handle, session, cancel)
         except Busy:
             session.reporter.note(f"{len(handles) - index - 1} runs behind it are cancelled too")
             executor.cancel_all(handles[index + 1 :])
             raise
         yield folder, record
-        if session.stop.requested and not cancelled:
-            cancelled = True
-            executor.cancel_all(handles[index + 1 :])
 
 
 def attach(folder: RunFolder, session: Session) -> Record:
@@ -255,17 +259,21 @@ def attach(folder: RunFolder, session: Session) -> Record:
     return _watch(folder, job, handle, session)
 
 
-def _watch(folder: RunFolder, job: Job, handle: Handle, session: Session) -> Record:
-    """From a running job to its record."""
+def _watch(
+    folder: RunFolder, job: Job, handle: Handle, session: Session, cancel: _Cancel | None = None
+) -> Record:
+    """From a running job to its record. `cancel`: what a stop does, where that is more than to
+    cancel this run."""
     start: StartFacts | None = None
+    cancel = cancel or functools.partial(session.executor.cancel, handle)
     try:
         if not session.elsewhere:
             start = _start_facts(folder, handle, session)
         session.reporter.begin(job)
-        _follow(folder, handle, session)
+        _follow(folder, handle, session, cancel)
     except KeyboardInterrupt:
         session.reporter.note("killing the run")
-        session.executor.cancel(handle, timeout_s=0)
+        cancel(timeout_s=0)
     except NarrowgaugeError:
         raise
     except Exception:
@@ -282,7 +290,7 @@ def _watch(folder: RunFolder, job: Job, handle: Handle, session: Session) -> Rec
     return record_run(folder, handle, ending, start or _start_facts(folder, handle, session))
 
 
-def _follow(folder: RunFolder, handle: Handle, session: Session) -> None:
+def _follow(folder: RunFolder, handle: Handle, session: Session, cancel: _Cancel) -> None:
     stopping = False
     for event in session.executor.stream(handle, folder.out):
         if event is not None:
@@ -292,7 +300,7 @@ def _follow(folder: RunFolder, handle: Handle, session: Session) -> None:
         if session.stop.requested and not stopping:
             stopping = True
             session.reporter.note("stopping; once more kills at once")
-            session.executor.cancel(handle)
+            cancel()
 
 
 def _start_facts(folder: RunFolder, handle: Handle, session: Session) -> StartFacts:

@@ -292,6 +292,35 @@ def test_patience_that_is_over_cancels_the_whole_array(tmp_path: Path) -> None:
     assert quiet.notes == ["2 runs behind it are cancelled too"]
 
 
+def test_a_stop_cancels_what_waits_before_what_runs(tmp_path: Path) -> None:
+    """Else the end of one lets the next begin, before it is its turn to be cancelled."""
+    line = "JobState=RUNNING Reason=None NodeList=n1 Partition=debug"
+    words = Words(("scontrol", 0, line, ""))
+    jobs = [tiny_job(run_id=f"20261121T101500Z-tiny-abc12{each}") for each in range(3)]
+
+    class Started(SlurmExecutor):
+        def start_all(self, runs: Sequence[tuple[Job, Places]]) -> list[Handle]:
+            return [
+                Handle(HANDLE_FORMAT, "slurm", "r", {"job": f"7_{each}", "folder": str(p.folder)})
+                for each, (_, p) in enumerate(runs)
+            ]
+
+        def cancel_all(self, handles: Sequence[Handle], timeout_s: int = 10) -> None:
+            super().cancel_all(handles, timeout_s)
+            raise Busy("enough")  # of this test
+
+    array = Started(SlurmAsk(patience=5), {}, print, queue=Queue({}, words), clock=ticking(60.0))
+    stop = StopRequest()
+    stop.requested = True
+    session = Session(
+        executor=array, store=Store(tmp_path), experiments=tmp_path, data=tmp_path,
+        start_facts=lambda engine: facts(), reporter=Quiet(), stop=stop, elsewhere=True,
+    )  # fmt: skip
+    with pytest.raises(Busy):
+        list(run_array(jobs, array, session))
+    assert next(each for each in words.asked if "scancel" in each) == "scancel 7_2 7_1 7_0"
+
+
 def test_nothing_to_cancel_asks_nothing() -> None:
     words = Words()
     Queue({}, words).cancel([])
