@@ -14,6 +14,8 @@ __all__ = ["CHUNK", "Geometry", "capability", "derive"]
 CHUNK = 32
 #: A tensor-core product's filters and pixels.
 _M, _PIXEL_ROWS, _PIXEL_COLUMNS = 16, 2, 4
+#: Floats behind a row of sums by filters, which spread banks.
+_PAD = 4
 #: Warps of a block of the dense kernel on tensor cores, if its tile has outputs for all.
 _DENSE_WARPS = 8
 #: Blocks of a cluster that every device of 9.0 and later can have, and the capability's major.
@@ -33,7 +35,9 @@ _REGISTERS = 65536
 _MOST_PLACES = 256
 #: Of a thread's 255 registers, those for addresses and loops.
 _OTHER_REGISTERS = 32
-_ROUND_BYTES = 16384
+#: Room in which the sums of a block's groups are added, in rounds; more where shared memory is
+#: large: each round waits twice for all.
+_ROUND_BYTES, _LARGE_ROUND_BYTES, _LARGE_SHARED = 16384, 65536, 160000
 _ENTRY_BYTES = 8
 #: Shared memory that kernels declare themselves: the last block's flag.
 _STATIC_BYTES = 64
@@ -92,15 +96,25 @@ def derive(shape: Shape, tile: Tile, variant: Variant, arch: str) -> Geometry:
     """
     reach = (tile.rows - 1) * shape.stride + shape.kernel
     across = (tile.columns - 1) * shape.stride + shape.kernel
-    made = _by_element
-    if variant.granularity == TENSOR_CORE:
-        made = _tensor_dense if variant.path == "dense" else _tensor_core
-    geometry = made(shape, tile, variant, reach, across)
+    if variant.granularity != TENSOR_CORE:
+        room = _ROUND_BYTES if _shared_bytes(arch) < _LARGE_SHARED else _LARGE_ROUND_BYTES
+        geometry = _by_element(shape, tile, variant, reach, across, room)
+    elif variant.path == "dense":
+        geometry = _tensor_dense(shape, tile, variant, reach, across)
+    else:
+        geometry = _tensor_core(shape, tile, variant, reach, across)
     _check(shape, tile, variant, geometry, arch)
     return geometry
 
 
-def _by_element(shape: Shape, tile: Tile, variant: Variant, reach: int, across: int) -> Geometry:
+def _shared_bytes(arch: str) -> int:
+    found = capability(arch)
+    return _SHARED_BYTES.get((found["major"], found["minor"]), _SHARED_ANYWHERE)
+
+
+def _by_element(
+    shape: Shape, tile: Tile, variant: Variant, reach: int, across: int, room: int
+) -> Geometry:
     filters = tile.filters or min(128, _up(shape.filters, _WARP))
     if filters % _WARP:
         raise _untiled(shape, tile, f"a block's {filters} filters are not a multiple of 32")
@@ -111,7 +125,7 @@ def _by_element(shape: Shape, tile: Tile, variant: Variant, reach: int, across: 
     held = {"window": windows, "dense": windows, "switched": max(lists, windows)}
     kept = held.get(variant.path, lists)
     per_place = tile.groups * filters * 4
-    round_places = min(places, max(1, max(_ROUND_BYTES, kept) // per_place))
+    round_places = min(places, max(1, max(room, kept) // per_place))
     rounds = round_places * per_place if tile.groups > 1 else 0
     return _assembled(
         shape, tile, variant, reach, across, filters, tile.groups * filters,
@@ -157,7 +171,7 @@ def _tensor_dense(shape: Shape, tile: Tile, variant: Variant, reach: int, across
     warps = tile.groups * min(_DENSE_WARPS // tile.groups, eights)
     channels = min(tile.channels, _up(shape.channels, _M))
     held = 2 * (shape.kernel**2 * channels * (filters + 8) + reach * across * (channels + 8))
-    added = 4 * tile.groups * eights * 8 * (filters + 4)
+    added = 4 * tile.groups * eights * 8 * (filters + _PAD)
     return _assembled(
         shape, tile, variant, reach, across, filters, warps * _WARP, channels,
         max(held, added), sums_at=added,
@@ -178,7 +192,8 @@ def _assembled(
     copies = slices if variant.accumulation == "deterministic" else 1
     if tile.finish == "cluster":
         copies = 0
-        shared_bytes = max(shared_bytes, sums_at + 4 * cell_floats)
+        rows = tile.rows * tile.columns
+        shared_bytes = max(shared_bytes, sums_at + 4 * rows * (filters + _PAD))
     top = min(-shape.padding, 0)
     # Behind the last tile there may be a border that no output sees.
     border = max(0, shape.kernel - 2 * shape.padding - 1)
@@ -207,14 +222,14 @@ def _assembled(
 
 
 def _check(shape: Shape, tile: Tile, variant: Variant, made: Geometry, arch: str) -> None:
-    major, minor = capability(arch)["major"], capability(arch)["minor"]
+    major = capability(arch)["major"]
     if variant.granularity == TENSOR_CORE and major < 8:
         raise SparseArgumentError(
             f"compute capability {arch} lacks the tensor-core products used here",
             why="mma.m16n8k16 of fp16 and m16n8k8 of tf32 came with 8.0",
             next_step="granularity element",
         )
-    shared = _SHARED_BYTES.get((major, minor), _SHARED_ANYWHERE)
+    shared = _shared_bytes(arch)
     if made.shared_bytes + _STATIC_BYTES > shared:
         raise _untiled(
             shape, tile, f"{made.shared_bytes} bytes of shared memory, and {arch} has {shared}"

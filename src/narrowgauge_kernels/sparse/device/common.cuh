@@ -126,9 +126,12 @@ __device__ __forceinline__ void write_output(const Element* bias, Element* y, co
   narrow(value, y + image + within);
 }
 
-// Where a block leaves its sums for the others of its cluster.
-__device__ __forceinline__ float* own_sums() {
-  return reinterpret_cast<float*>(shared_memory() + kSumsAt);
+// Where a block leaves its sums for the others of its cluster: rows of filters, place by place. The
+// pad spreads banks where neighbouring threads read neighbouring places.
+constexpr int kOwnRow = kBlockFilters + 4;
+
+__device__ __forceinline__ float* own_sums(int place, int filter) {
+  return reinterpret_cast<float*>(shared_memory() + kSumsAt) + place * kOwnRow + filter;
 }
 
 // A block's sum of one output: the result where no other block has a share, else a partial sum.
@@ -139,7 +142,7 @@ __device__ __forceinline__ void put(const Element* bias, Element* y, float* part
     return;
   }
   if (kFinishByCluster) {
-    own_sums()[place * kBlockFilters + filter] = sum;
+    *own_sums(place, filter) = sum;
     return;
   }
   const long long at = static_cast<long long>(cell.number) * kCellFloats + place * kBlockFilters +
@@ -149,6 +152,32 @@ __device__ __forceinline__ void put(const Element* bias, Element* y, float* part
   } else {
     partial[static_cast<long long>(slice) * kCells * kCellFloats + at] = sum;
   }
+}
+
+// The same of four filters in a row, the first a multiple of four.
+__device__ __forceinline__ void put_four(const Element* bias, Element* y, float* partial,
+                                         const Cell& cell, int slice, int place, int filter,
+                                         const Four& sums) {
+  if (kSlices > 1 && kFinishByCluster) {
+    *reinterpret_cast<Four*>(own_sums(place, filter)) = sums;
+    return;
+  }
+  if (kSlices > 1 && !kAtomic) {
+    const long long cells = static_cast<long long>(slice) * kCells + cell.number;
+    *reinterpret_cast<Four*>(partial + cells * kCellFloats + place * kBlockFilters + filter) = sums;
+    return;
+  }
+  put(bias, y, partial, cell, slice, place, filter, sums.a);
+  put(bias, y, partial, cell, slice, place, filter + 1, sums.b);
+  put(bias, y, partial, cell, slice, place, filter + 2, sums.c);
+  put(bias, y, partial, cell, slice, place, filter + 3, sums.d);
+}
+
+__device__ __forceinline__ void add(const Four& more, Four* sums) {
+  sums->a += more.a;
+  sums->b += more.b;
+  sums->c += more.c;
+  sums->d += more.d;
 }
 
 // In the order of the slices, whatever the order of the blocks was.
@@ -193,13 +222,17 @@ __device__ __forceinline__ void four_totals_of(float* partial, long long at, flo
 // slices, from the shared memory of all.
 __device__ __forceinline__ void finish_in_cluster(const Element* bias, Element* y,
                                                   const Cell& cell) {
+  constexpr int kFours = kBlockFilters / 4;
   wait_for_cluster();
   const int first = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
-  for (int i = 4 * first; i < kCellFloats; i += 4 * kThreads * kSlices) {
+  for (int i = first; i < kPlaces * kFours; i += kThreads * kSlices) {
+    // Neighbouring threads write neighbours in memory.
+    const int place = kChannelsLast ? i / kFours : i % kPlaces;
+    const int own = (kChannelsLast ? i % kFours : i / kPlaces) * 4;
     float shares[kSlices][4];
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      load_four_of_block(own_sums() + i, slice, shares[slice]);
+      load_four_of_block(own_sums(place, own), slice, shares[slice]);
     }
 #pragma unroll
     for (int filter = 0; filter < 4; ++filter) {
@@ -208,7 +241,7 @@ __device__ __forceinline__ void finish_in_cluster(const Element* bias, Element* 
       for (int slice = 0; slice < kSlices; ++slice) {
         sum += shares[slice][filter];
       }
-      write_output(bias, y, cell, i / kBlockFilters, i % kBlockFilters + filter, sum);
+      write_output(bias, y, cell, place, own + filter, sum);
     }
   }
   wait_for_cluster();  // no block ends while another reads its memory

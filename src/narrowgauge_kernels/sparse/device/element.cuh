@@ -148,14 +148,14 @@ __device__ __forceinline__ void put_all(const Element* bias, Element* y, float* 
       }
     }
     __syncthreads();
-    for (int i = thread; i < kRound; i += kThreads) {
+    for (int i = 4 * thread; i < kRound; i += 4 * kThreads) {
       if (first + i / kBlockFilters < kPlaces) {
-        float sum = room[i];
+        Four sum = *reinterpret_cast<const Four*>(room + i);
 #pragma unroll
         for (int group = 1; group < kGroups; ++group) {
-          sum += room[group * kRound + i];
+          add(*reinterpret_cast<const Four*>(room + group * kRound + i), &sum);
         }
-        put(bias, y, partial, cell, slice, first + i / kBlockFilters, i % kBlockFilters, sum);
+        put_four(bias, y, partial, cell, slice, first + i / kBlockFilters, i % kBlockFilters, sum);
       }
     }
   }

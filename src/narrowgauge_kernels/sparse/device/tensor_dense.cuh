@@ -47,29 +47,29 @@ __device__ __forceinline__ void begin_weights(const Element* weight, const Cell&
 }
 
 // The values of the window's pixels, by channels, after the ReLU where that is part.
-__device__ __forceinline__ void load_values(const Element* image, const Cell& cell,
+__device__ __forceinline__ void load_eights(const Element* image, int top, int left,
                                             int first_channel, Element* values) {
-  const int top = cell.tile_row * kTileRows * kStride - kPadding;
-  const int left = cell.tile_column * kTileColumns * kStride - kPadding;
-  if (kValuesByEight) {
-    constexpr int kPieces = kSliceChannels / 8;
+  constexpr int kPieces = kSliceChannels / 8;
 #pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x); i < kWindow * kPieces; i += kThreads) {
-      const int pixel = i / kPieces;
-      const int c = i % kPieces * 8;
-      const int offset = offset_in_map(top + pixel / kWindowColumns, left + pixel % kWindowColumns);
-      Eight eight = {{0u, 0u, 0u, 0u}};
-      if (offset >= 0 && first_channel + c < kChannels) {
-        eight = *reinterpret_cast<const Eight*>(image + offset + first_channel + c);
-      }
-#pragma unroll
-      for (int word = 0; word < 4; ++word) {
-        eight.words[word] = kReluInput ? halves_above_zero(eight.words[word]) : eight.words[word];
-      }
-      *reinterpret_cast<Eight*>(values + pixel * kValueRow + c) = eight;
+  for (int i = static_cast<int>(threadIdx.x); i < kWindow * kPieces; i += kThreads) {
+    const int pixel = i / kPieces;
+    const int c = i % kPieces * 8;
+    const int offset = offset_in_map(top + pixel / kWindowColumns, left + pixel % kWindowColumns);
+    Eight eight = {{0u, 0u, 0u, 0u}};
+    if (offset >= 0 && first_channel + c < kChannels) {
+      eight = *reinterpret_cast<const Eight*>(image + offset + first_channel + c);
     }
-    return;
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      eight.words[word] = kReluInput ? halves_above_zero(eight.words[word]) : eight.words[word];
+    }
+    *reinterpret_cast<Eight*>(values + pixel * kValueRow + c) = eight;
   }
+}
+
+// The same one by one.
+__device__ __forceinline__ void load_singles(const Element* image, int top, int left,
+                                             int first_channel, Element* values) {
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x); i < kWindow * kSliceChannels; i += kThreads) {
     // Neighbouring threads read neighbours in memory.
@@ -150,15 +150,17 @@ __device__ __forceinline__ void put_all(const Element* bias, Element* y, float* 
     }
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < kPlaces * kBlockFilters; i += kThreads) {
-    const int place = i / kBlockFilters;
-    const int filter = i % kBlockFilters;
-    float sum = room[place * kSumRow + filter];
+  constexpr int kFours = kBlockFilters / 4;
+  for (int i = static_cast<int>(threadIdx.x); i < kPlaces * kFours; i += kThreads) {
+    const int place = i / kFours;
+    const int filter = i % kFours * 4;
+    const float* from = room + place * kSumRow + filter;
+    Four sum = *reinterpret_cast<const Four*>(from);
 #pragma unroll
     for (int group = 1; group < kGroups; ++group) {
-      sum += room[(group * kEights * 8 + place) * kSumRow + filter];
+      add(*reinterpret_cast<const Four*>(from + group * kEights * 8 * kSumRow), &sum);
     }
-    put(bias, y, partial, cell, slice, place, filter, sum);
+    put_four(bias, y, partial, cell, slice, place, filter, sum);
   }
 }
 
@@ -189,7 +191,13 @@ __device__ __forceinline__ void convolve(const Element* __restrict__ x,
   for (int row = 0; row < kKernel; ++row) {
     begin_weights(weight, cell, first_channel, row, weights);
   }
-  load_values(image_of(x, cell.image), cell, first_channel, values);
+  const int top = cell.tile_row * kTileRows * kStride - kPadding;
+  const int left = cell.tile_column * kTileColumns * kStride - kPadding;
+  if (kValuesByEight) {
+    load_eights(image_of(x, cell.image), top, left, first_channel, values);
+  } else {
+    load_singles(image_of(x, cell.image), top, left, first_channel, values);
+  }
   // Lanes 0-7, 8-15 name the pixels of one eight with channels 0-7, 8-15; the others, of the next.
   int places[kPairs];
 #pragma unroll
