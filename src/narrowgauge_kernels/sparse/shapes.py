@@ -44,9 +44,9 @@ LAYOUTS = ("nchw", "nhwc")
 #: How partial sums of several blocks are added: see Tile.
 FINISHES = ("tail", "launch", "cluster")
 #: fused: one launch, in which blocks make their own lists. window: one launch without lists, which
-#: goes through all values of a window and jumps over the zeros. dense: the same, and jumps over
-#: none, on CUDA cores or on tensor cores. lists: a producer's launch, then one that reads them.
-#: switched: as lists, and a dense kernel, of which the device lets one run.
+#: goes through all values of a window and leaves out the products of zeros. dense: the same, and
+#: leaves out none, on CUDA cores or on tensor cores. lists: a producer's launch, then one that
+#: reads them. switched: as lists, and a dense kernel, of which the device lets one run.
 PATHS = ("fused", "window", "dense", "lists", "switched")
 
 
