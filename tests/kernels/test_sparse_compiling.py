@@ -31,6 +31,8 @@ ELEMENT = (
 )
 WINDOW = (Shape(1, 40, 14, 14, 32), Tile(3, 7, 8, 0, 2), Variant(path="window", bias=True))
 DENSE = (Shape(1, 40, 9, 9, 32, 5, 2, 2), Tile(2, 3, 8), Variant("fp16", path="dense"))
+WIDE = (Shape(1, 40, 14, 14, 128), Tile(2, 7, 8, 128, 2, wide=4), Variant(path="window"))
+WIDE_LISTS = (Shape(1, 40, 14, 14, 66), Tile(2, 7, 8, 64, 2, wide=2), Variant("fp16"))
 POINT = (Shape(2, 65, 14, 14, 40, 1, 2, 0), Tile(2, 4, 8), Variant(accumulation="atomic"))
 TF32 = (
     Shape(8, 128, 28, 28, 128),
@@ -65,7 +67,7 @@ def slow(names):
 
 def cases(arch):
     """Tensor cores on 8.0 and later, clusters on 9.0 and later."""
-    made, number = [ELEMENT, WINDOW, DENSE, POINT], float(arch.rstrip("a"))
+    made, number = [ELEMENT, WINDOW, DENSE, WIDE, WIDE_LISTS, POINT], float(arch.rstrip("a"))
     made += [TF32, FP16, CORES] if number >= 8 else []
     return made + (list(CLUSTERS) if number >= 9 else [])
 

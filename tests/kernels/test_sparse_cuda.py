@@ -145,6 +145,17 @@ def test_a_cluster_adds_what_a_launch_adds_to_the_bit(shape, name, arch):
     assert alike
 
 
+@pytest.mark.parametrize("name", ["deterministic", "window", "dense", "window fp16"])
+@pytest.mark.parametrize("shape", [*EIGHT[4:], Shape(3, 70, 13, 11, 130)], ids=Shape.text)
+def test_several_filters_of_a_thread(shape, name, arch):
+    variant = VARIANTS[name]
+    tensors = given(shape, variant)
+    wide = [tile for tile in candidates(shape, variant, arch, 1 << 16) if tile.wide > 1]
+    assert wide
+    for tile in wide[:4]:
+        assert is_close(Convolution(shape, tile, variant)(*tensors), shape, variant, tensors)
+
+
 def test_every_published_tile_and_the_first_candidates(arch):
     for shape in EIGHT[3:8:2]:
         tensors = given(shape, Variant())

@@ -91,6 +91,20 @@ CASES = {
         Shape(1, 70, 9, 5, 20), Tile(2, 8, 32, 16, 1, "cluster"),
         Variant("tf32", granularity="tensor-core", layout="nhwc"),
     ),
+    "two filters a thread": (
+        Shape(1, 6, 7, 6, 66), Tile(2, 3, 3, 64, 2, wide=2),
+        dataclasses.replace(FULL, path="window"),
+    ),
+    "two filters a thread, odd": (
+        Shape(1, 5, 5, 6, 67), Tile(2, 3, 5, 64, 1, wide=2), Variant("fp16", path="dense"),
+    ),
+    "four filters a thread, lists": (
+        Shape(1, 5, 5, 6, 132, 3, 2, 1), Tile(2, 2, 2, 128, 2, "cluster", 4),
+        Variant("fp16", layout="nhwc"),
+    ),
+    "four filters a thread": (
+        Shape(2, 4, 5, 5, 100, 5, 1, 2), Tile(1, 4, 4, 128, 1, wide=4), Variant(path="switched"),
+    ),
     "switched, 1x1": (
         Shape(1, 4, 5, 5, 8, 1, 1, 0), Tile(1, 1, 4), Variant(path="switched"),
     ),
@@ -121,7 +135,7 @@ def some(name, **changes):
 
 @pytest.mark.parametrize(
     "name", ["3x3, groups", "3x3, launch", "fp16 on tensor cores", "dense", "cluster, groups",
-             "dense on tensor cores"],
+             "dense on tensor cores", "four filters a thread, lists"],
 )  # fmt: skip
 def test_deterministic_sums_do_not_depend_on_the_order_of_blocks(machine, name):
     """To the bit: the block that comes last adds in the order of the channels, as a launch does."""
@@ -170,7 +184,7 @@ def test_all_zeros_and_no_zeros(machine, name, zeros):
 @pytest.mark.parametrize(
     "name", ["3x3, groups", "3x3 strided, lists", "1x1, no ReLU", "switched", "window", "dense",
              "fp16 on tensor cores", "tf32 on tensor cores", "dense on tensor cores",
-             "dense on tensor cores, cluster"],
+             "dense on tensor cores, cluster", "two filters a thread"],
 )  # fmt: skip
 def test_nan_is_no_zero_and_reaches_what_it_reaches_in_torch(machine, name):
     """Through the ReLU in front, and the one behind; infinities too."""

@@ -77,6 +77,9 @@ DENSE = Variant("fp16", granularity="tensor-core", path="dense")
         (Tile(4, 4, 32, 24), CORES, "9.0", "not a multiple of 16"),
         (Tile(2, 4, 32, 16, 2), CORES, "9.0", "1 groups of pixels are not 2 for each warp"),
         (Tile(8, 8, 32), CORES, "7.5", "lacks the tensor-core products"),
+        (Tile(4, 4, 8, 64, 1, wide=4), Variant(), "9.0", "64 filters are not a multiple of 128"),
+        (Tile(8, 8, 8, 128, 1, wide=4), Variant(), "9.0", "registers a thread"),
+        (Tile(7, 7, 32, 32, 1, wide=2), DENSE, "9.0", "no filters of its own"),
         (Tile(7, 7, 24), DENSE, "9.0", "channels by 16"),
         (Tile(7, 7, 16, 24), DENSE, "9.0", "not a multiple of 16"),
         (Tile(7, 7, 16, 16, 3), DENSE, "9.0", "8 warps do not make 3 groups"),
@@ -144,9 +147,9 @@ def test_a_shape_is_what_its_text_says(sizes, padding):
 
 
 @settings(max_examples=40)
-@given(st.tuples(*[st.integers(1, 99)] * 5), st.sampled_from(FINISHES))
-def test_a_tile_is_what_its_text_says(numbers, finish):
-    tile = Tile(*numbers, finish)
+@given(st.tuples(*[st.integers(1, 99)] * 5), st.sampled_from(FINISHES), st.sampled_from([1, 2, 4]))
+def test_a_tile_is_what_its_text_says(numbers, finish, wide):
+    tile = Tile(*numbers, finish, wide)
     assert Tile.parse(tile.text()) == tile
 
 
@@ -177,10 +180,12 @@ def test_the_cases_are_all_products_of_a_tile(kernel, stride, padding):
         assert column == out % 3 * stride + tap % kernel
 
 
+@pytest.mark.parametrize("wide", [1, 2])
 @pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (1, 2), (3, 1), (3, 2), (5, 1)])
-def test_a_jump_leads_to_the_products_of_its_place(kernel, stride):
+def test_a_jump_leads_to_the_products_of_its_place(kernel, stride, wide):
     """The PTX, which emulated threads do not run, says what the switch says, which they do."""
-    shape, tile, variant = Shape(1, 4, 9, 9, 32, kernel, stride, 0), Tile(2, 3, 2), Variant()
+    shape, variant = Shape(1, 4, 9, 9, 64, kernel, stride, 0), Variant()
+    tile = Tile(2, 3, 2, 64, wide=wide)
     made = derive(shape, tile, variant, "9.0")
     source = generate(shape, tile, variant, "9.0")
     source = source[source.index("multiply_entry(int place") :]
@@ -188,7 +193,7 @@ def test_a_jump_leads_to_the_products_of_its_place(kernel, stride):
     assert ptx[0] == "{"
     assert ptx[-2:] == ["DONE:", "}"]
     labels = ptx[1].partition(".branchtargets ")[2].rstrip(";").split(", ")
-    sums, taps = 6, kernel**2
+    sums, taps = 6 * wide, kernel**2 * wide
     assert ptx[2] == f"brx.idx.uni %{sums + taps + 1}, PLACES;"
     behind = source.partition('      "}\\n"')[2].partition(";")[0]
     operands = re.findall(r'"(\+?[fr])"\((\w+)(?:\[(\d+)\])?\)', behind)
@@ -197,7 +202,11 @@ def test_a_jump_leads_to_the_products_of_its_place(kernel, stride):
     )
     assert [int(at) for _, _, at in operands[:-2]] == [*range(sums), *range(taps)]
     for place, label in enumerate(labels):
-        wanted = products_of(shape, tile, *divmod(place, made.window_columns))
+        wanted = [
+            (out * wide + i, tap * wide + i)
+            for out, tap in products_of(shape, tile, *divmod(place, made.window_columns))
+            for i in range(wide)
+        ]
         found = []
         for line in ptx[ptx.index(f"{label}:") + 1 :]:
             product = re.fullmatch(r"fma\.rn\.f32 %(\d+), %(\d+), %(\d+), %(\d+);", line)

@@ -22,12 +22,12 @@ PRODUCER_THREADS, REDUCE_THREADS = 256, 256
 _DEVICE = Path(__file__).parent / "device"
 _STRAIGHT_HEAD = (
     "__device__ __forceinline__ void multiply_window(const float* window,\n"
-    "                                                const float (&taps)[kTaps],\n"
-    "                                                float (&sums)[kPlaces])"
+    "                                                const float (&taps)[kTaps * kWide],\n"
+    "                                                float (&sums)[kPlaces * kWide])"
 )
 _CASES_UNUSED = (
-    "__device__ void multiply_entry(int place, float value, const float (&taps)[kTaps],\n"
-    "                               float (&sums)[kPlaces]);\n"
+    "__device__ void multiply_entry(int place, float value, const float (&taps)[kTaps * kWide],\n"
+    "                               float (&sums)[kPlaces * kWide]);\n"
 )
 
 _OPERANDS = (
@@ -39,7 +39,7 @@ _LISTS = "Entry* entries, int* lengths"
 _VERDICT = "const unsigned int* zeros, unsigned int least"
 
 
-# unverified: clusters, and dense on tensor cores | no GPU since | pytest -m gpu tests/kernels
+# unverified: clusters, wide tiles, dense on cores | no GPU since | pytest -m gpu tests/kernels
 def generate(shape: Shape, tile: Tile, variant: Variant, arch: str) -> str:
     """The source for a compute capability such as `9.0`.
 
@@ -80,6 +80,15 @@ def products_of(shape: Shape, tile: Tile, row: int, column: int) -> List[Tuple[i
     return found
 
 
+def _wide_products(shape: Shape, tile: Tile, row: int, column: int) -> List[Tuple[int, int]]:
+    """The same of all filters of a thread: by place and by tap, filter behind filter."""
+    return [
+        (out * tile.wide + filter_, tap * tile.wide + filter_)
+        for out, tap in products_of(shape, tile, row, column)
+        for filter_ in range(tile.wide)
+    ]
+
+
 def _constants(code: str, shape: Shape, tile: Tile, variant: Variant, geometry: Geometry) -> str:
     """Those that the code names."""
     last = variant.layout == "nhwc"
@@ -115,6 +124,7 @@ def _constants(code: str, shape: Shape, tile: Tile, variant: Variant, geometry: 
         "kBlockFilters": geometry.block_filters,
         "kFilterBlocks": geometry.filter_blocks,
         "kGroups": tile.groups,
+        "kWide": tile.wide,
         "kThreads": geometry.threads,
         "kRoundPlaces": geometry.round_places,
         "kValueBytes": geometry.value_bytes,
@@ -160,11 +170,11 @@ def _cases(shape: Shape, tile: Tile, geometry: Geometry) -> str:
     of four (NVRTC 11.8 to 13.0, seen in machine code). Where threads are emulated, as a switch."""
     head = (
         "__device__ __forceinline__ void multiply_entry(int place, float value,\n"
-        "                                               const float (&taps)[kTaps],\n"
-        "                                               float (&sums)[kPlaces]) {"
+        "                                               const float (&taps)[kTaps * kWide],\n"
+        "                                               float (&sums)[kPlaces * kWide]) {"
     )
     places = [
-        products_of(shape, tile, *divmod(place, geometry.window_columns))
+        _wide_products(shape, tile, *divmod(place, geometry.window_columns))
         for place in range(geometry.window_rows * geometry.window_columns)
     ]
     lines = ["#ifdef NARROWGAUGE_EMULATED_THREADS", head, "  switch (place) {"]
@@ -173,7 +183,7 @@ def _cases(shape: Shape, tile: Tile, geometry: Geometry) -> str:
             lines.append(f"    case {place}:")
             lines += [f"      sums[{out}] += value * taps[{tap}];" for out, tap in products]
             lines.append("      break;")
-    sums, taps = tile.rows * tile.columns, shape.kernel**2
+    sums, taps = tile.rows * tile.columns * tile.wide, shape.kernel**2 * tile.wide
     outs = ", ".join(f'"+f"(sums[{out}])' for out in range(sums))
     ins = ", ".join([f'"f"(taps[{tap}])' for tap in range(taps)] + ['"f"(value)', '"r"(place)'])
     lines += ["  }", "}", "#else", head, "  asm volatile("]
@@ -203,7 +213,8 @@ def _straight(shape: Shape, tile: Tile, geometry: Geometry, path: str) -> str:
     of a value that is not zero. All lanes of a warp have the same value: none waits for another.
     Of up to eight products behind an `if` compilers make no jump, but instructions that do nothing
     (NVRTC 13 for 9.0, seen in machine code; of `bra.uni` in PTX too): those of a zero are then not
-    added, and take their time all the same. Where no kernel needs it, declared alone."""
+    added, and take their time all the same. With several filters a thread there are more, and they
+    jump. Where no kernel needs it, declared alone."""
     if path not in ("window", "dense", "switched"):
         return _STRAIGHT_HEAD.replace("__forceinline__ ", "") + ";\n"
     lines = [
@@ -213,7 +224,7 @@ def _straight(shape: Shape, tile: Tile, geometry: Geometry, path: str) -> str:
     ]
     loaded = -1
     for place in range(geometry.window_rows * geometry.window_columns):
-        products = products_of(shape, tile, *divmod(place, geometry.window_columns))
+        products = _wide_products(shape, tile, *divmod(place, geometry.window_columns))
         if not products:
             continue
         if place // 4 != loaded:

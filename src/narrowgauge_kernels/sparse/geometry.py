@@ -116,8 +116,9 @@ def _by_element(
     shape: Shape, tile: Tile, variant: Variant, reach: int, across: int, room: int
 ) -> Geometry:
     filters = tile.filters or min(128, _up(shape.filters, _WARP))
-    if filters % _WARP:
-        raise _untiled(shape, tile, f"a block's {filters} filters are not a multiple of 32")
+    if filters % (_WARP * tile.wide):
+        many = _WARP * tile.wide
+        raise _untiled(shape, tile, f"a block's {filters} filters are not a multiple of {many}")
     channels = min(tile.channels, shape.channels)
     places = tile.rows * tile.columns
     lists = channels * reach * across * _ENTRY_BYTES + 4 * channels
@@ -128,7 +129,7 @@ def _by_element(
     round_places = min(places, max(1, max(room, kept) // per_place))
     rounds = round_places * per_place if tile.groups > 1 else 0
     return _assembled(
-        shape, tile, variant, reach, across, filters, tile.groups * filters,
+        shape, tile, variant, reach, across, filters, tile.groups * filters // tile.wide,
         min(tile.channels, shape.channels), max(kept, rounds), round_places=round_places,
         sums_at=rounds,
     )  # fmt: skip
@@ -234,6 +235,8 @@ def _check(shape: Shape, tile: Tile, variant: Variant, made: Geometry, arch: str
         raise _untiled(
             shape, tile, f"{made.shared_bytes} bytes of shared memory, and {arch} has {shared}"
         )
+    if variant.granularity == TENSOR_CORE and tile.wide > 1:
+        raise _untiled(shape, tile, "on tensor cores a thread has no filters of its own")
     if tile.finish == "cluster":
         _check_cluster(shape, tile, variant, made, arch)
     if made.threads > _MOST_THREADS:
@@ -284,7 +287,7 @@ def _registers(shape: Shape, tile: Tile, variant: Variant, made: Geometry) -> in
         return (_up(own, 2) + 1) * matrices * 4 + own // 2 + _OTHER_REGISTERS
     if variant.granularity == TENSOR_CORE:
         return tile.groups * matrices * 4 + _OTHER_REGISTERS + 8
-    return tile.rows * tile.columns + 2 * shape.kernel**2 + _OTHER_REGISTERS
+    return (tile.rows * tile.columns + 2 * shape.kernel**2) * tile.wide + _OTHER_REGISTERS
 
 
 def _untiled(shape: Shape, tile: Tile, why: str) -> SparseArgumentError:

@@ -38,7 +38,7 @@ _SHAPE = re.compile(
     r"(\d+)[,x](\d+)[,x](\d+)[,x](\d+)[,x](\d+)(?:[,x]k(\d+)s(\d+)p(\d+))?", re.ASCII
 )
 _TILE = re.compile(
-    r"(\d+)x(\d+)x(\d+)(?:/f(\d+))?(?:/g(\d+))?(?:/(tail|launch|cluster))?", re.ASCII
+    r"(\d+)x(\d+)x(\d+)(?:/f(\d+))?(?:/g(\d+))?(?:/w(\d+))?(?:/(tail|launch|cluster))?", re.ASCII
 )
 LAYOUTS = ("nchw", "nhwc")
 #: How partial sums of several blocks are added: see Tile.
@@ -133,7 +133,8 @@ class Tile:
     depth. `finish` says how deterministic partial sums of several blocks are added, in channel
     order: by the block that comes last (`tail`), by a launch of its own (`launch`), or by the
     blocks together, which are a cluster and read each other's shared memory (`cluster`, from
-    capability 9.0 on).
+    capability 9.0 on). `wide`: filters of one thread, by element: what it takes to find a value,
+    and to jump, is done once for all of them.
     """
 
     rows: int
@@ -142,13 +143,15 @@ class Tile:
     filters: int = 0
     groups: int = 1
     finish: str = "tail"
+    wide: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("rows", "columns", "channels", "groups"):
+        for name in ("rows", "columns", "channels", "groups", "wide"):
             if getattr(self, name) < 1:
                 raise SparseArgumentError(f"a tile's {name} must be positive")
         if self.filters < 0:
             raise SparseArgumentError("a tile's filters cannot be negative")
+        _one_of("wide", self.wide, (1, 2, 4))
         _one_of("finish", self.finish, FINISHES)
 
     @classmethod
@@ -159,12 +162,12 @@ class Tile:
             raise SparseArgumentError(
                 f"'{text}' is not a tile",
                 next_step="rows x columns x channels such as 4x7x8, and behind it what is not the "
-                "default: 4x7x8/f64/g4/launch",
+                "default: 4x7x8/f64/g4/w2/launch",
             )
-        rows, columns, channels, filters, groups, finish = found.groups()
+        rows, columns, channels, filters, groups, wide, finish = found.groups()
         return cls(
             int(rows), int(columns), int(channels), int(filters or 0), int(groups or 1),
-            finish or "tail",
+            finish or "tail", int(wide or 1),
         )  # fmt: skip
 
     def text(self) -> str:
@@ -172,6 +175,7 @@ class Tile:
         words = [f"{self.rows}x{self.columns}x{self.channels}"]
         words += [f"f{self.filters}"] if self.filters else []
         words += [f"g{self.groups}"] if self.groups > 1 else []
+        words += [f"w{self.wide}"] if self.wide > 1 else []
         words += [self.finish] if self.finish != "tail" else []
         return "/".join(words)
 

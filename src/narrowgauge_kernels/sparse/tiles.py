@@ -56,6 +56,7 @@ NETWORKS: Dict[str, Tuple[_Key, ...]] = {
 
 _ROWS, _COLUMNS = (1, 2, 3, 4, 6, 7, 8), (4, 5, 7, 8, 14)
 _CHANNELS, _GROUPS, _FILTERS = (2, 4, 8, 16, 32, 64), (1, 2, 4, 8), (32, 64, 128)
+_WIDES = (1, 2, 4)
 _TC_ROWS, _TC_COLUMNS, _TC_CHANNELS = (2, 4, 8), (4, 8, 16), (32, 64, 128, 256, 512)
 _TC_GROUPS, _TC_FILTERS = (1, 2), (16, 32, 64, 128)
 _TD_ROWS, _TD_COLUMNS, _TD_CHANNELS = (1, 2, 4, 7, 8), (7, 8, 14, 16), (16, 32, 64, 128)
@@ -117,7 +118,7 @@ def estimate(shape: Shape, tile: Tile, variant: Variant, made: Geometry) -> floa
     plus weights, which each block reads, plus partial sums. Without lists nothing waits.
     """
     taps = shape.kernel**2
-    registers = tile.rows * tile.columns + 2 * taps + 40
+    registers = (tile.rows * tile.columns + 2 * taps) * tile.wide + 40
     resident = max(1, min(65536 // (made.threads * registers), 2048 // made.threads,
                           232448 // (made.shared_bytes + 1024)))  # fmt: skip
     blocks = made.cells * made.slices
@@ -167,17 +168,21 @@ def _list_cycles(shape: Shape, tile: Tile, made: Geometry, taps: int, warps: flo
     """Of one channel's list."""
     places = made.window_rows * made.window_columns
     entries = places * _KEPT / shape.stride**2
-    work = _ENTRY_WORK + taps * tile.rows * tile.columns * shape.stride**2 / places
+    products = taps * tile.rows * tile.columns * tile.wide
+    work = _ENTRY_WORK + products * shape.stride**2 / places
     return max(entries * (_ENTRY_LATENCY + work / 2), entries * work * warps / 4)
 
 
 def _window_work(tile: Tile, variant: Variant, made: Geometry, taps: int) -> float:
-    """Instructions of one channel's window: products, loads of values and weights, and jumps."""
+    """Instructions of one channel's window: products, loads of values and weights, and jumps, which
+    compilers make over the products of several filters alone."""
     places = made.window_rows * made.window_columns
-    products = taps * tile.rows * tile.columns
-    loads = places / 4 + 2 * taps + 10
+    products = taps * tile.rows * tile.columns * tile.wide
+    loads = places / 4 + 2 * taps * tile.wide + 10
     if variant.path == "dense":
         return products + loads
+    if tile.wide == 1:
+        return products + places + loads
     return products * _KEPT + _JUMP_WORK * places + loads
 
 
@@ -201,8 +206,12 @@ def _all(shape: Shape, variant: Variant, published: Set[Tuple[int, int, int]]) -
             continue
         if variant.granularity != TENSOR_CORE and groups > channels:
             continue
-        tile = Tile(rows, columns, channels, filters, groups)
-        yield tile
-        if channels < shape.channels and variant.accumulation == "deterministic":
-            yield dataclasses.replace(tile, finish="launch")
-            yield dataclasses.replace(tile, finish="cluster")
+        wides = _WIDES if variant.granularity != TENSOR_CORE else (1,)
+        for wide in wides:
+            if filters % (wide * 32) and wide > 1:
+                continue
+            tile = Tile(rows, columns, channels, filters, groups, wide=wide)
+            yield tile
+            if channels < shape.channels and variant.accumulation == "deterministic":
+                yield dataclasses.replace(tile, finish="launch")
+                yield dataclasses.replace(tile, finish="cluster")

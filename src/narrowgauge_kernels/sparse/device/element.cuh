@@ -1,5 +1,5 @@
 // Zeros skipped one by one: lists of a window's other values, each multiplied by all filters, one
-// filter a thread, into sums in registers. `multiply_entry` and `multiply_window` are generated: a
+// filter a thread or a few, into sums in registers. `multiply_entry` and `multiply_window` are generated: a
 // register must be named when the code is made, so each place of the window has its own case, to
 // which all lanes of a warp jump together; or, without lists, straight code goes through all values
 // and may jump over the zeros.
@@ -11,13 +11,36 @@ struct __align__(8) Entry {
 
 constexpr int kWindow = kWindowRows * kWindowColumns;
 constexpr int kWarps = kThreads / 32;
+constexpr int kFilterThreads = kBlockFilters / kWide;  // of a group
 
-__device__ __forceinline__ void load_weights(float (&taps)[kTaps], const Element* weight,
+// The weights of a thread's filters, in one load where no row of them begins in between.
+struct __align__(sizeof(Element) * kWide) Weights {
+  Element filters[kWide];
+};
+
+// By tap, then by filter.
+__device__ __forceinline__ void load_weights(float (&taps)[kTaps * kWide], const Element* weight,
                                              int channel, int filter) {
-  const bool inside = channel < kChannels && filter < kFilters;
 #pragma unroll
   for (int tap = 0; tap < kTaps; ++tap) {
-    taps[tap] = inside ? widen(weight[(channel * kTaps + tap) * kFilters + filter]) : 0.0f;
+    const Element* from = weight + (channel * kTaps + tap) * kFilters + filter;
+    Weights some;
+    if (kFilters % kWide == 0) {
+      if (channel < kChannels && filter < kFilters) {
+        some = *reinterpret_cast<const Weights*>(from);
+      } else {
+        some = Weights();
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWide; ++i) {
+        some.filters[i] = channel < kChannels && filter + i < kFilters ? from[i] : Element(0);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) {
+      taps[tap * kWide + i] = widen(some.filters[i]);
+    }
   }
 }
 
@@ -122,16 +145,17 @@ __device__ __forceinline__ void load_window(const Element* image, const Cell& ce
 
 // The sums of the block's groups of threads are added in the groups' order.
 __device__ __forceinline__ void put_all(const Element* bias, Element* y, float* partial,
-                                        const Cell& cell, int slice, float (&sums)[kPlaces]) {
+                                        const Cell& cell, int slice,
+                                        float (&sums)[kPlaces * kWide]) {
   const int thread = static_cast<int>(threadIdx.x);
-  const int filter = thread % kBlockFilters;
+  const int filter = thread % kFilterThreads * kWide;
   if (kGroups == 1) {
     if (kFinishByCluster) {
       __syncthreads();  // the sums lie where values were
     }
 #pragma unroll
-    for (int place = 0; place < kPlaces; ++place) {
-      put(bias, y, partial, cell, slice, place, filter, sums[place]);
+    for (int i = 0; i < kPlaces * kWide; ++i) {
+      put(bias, y, partial, cell, slice, i / kWide, filter + i % kWide, sums[i]);
     }
     return;
   }
@@ -141,10 +165,11 @@ __device__ __forceinline__ void put_all(const Element* bias, Element* y, float* 
   for (int first = 0; first < kPlaces; first += kRoundPlaces) {
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kRoundPlaces; ++i) {
-      if (first + i < kPlaces) {
-        room[thread / kBlockFilters * kRound + i * kBlockFilters + filter] =
-            sums[first + i < kPlaces ? first + i : 0];
+    for (int i = 0; i < kRoundPlaces * kWide; ++i) {
+      const int sum = first * kWide + i;
+      if (sum < kPlaces * kWide) {
+        room[thread / kFilterThreads * kRound + i / kWide * kBlockFilters + filter + i % kWide] =
+            sums[sum < kPlaces * kWide ? sum : 0];
       }
     }
     __syncthreads();
@@ -173,12 +198,13 @@ __device__ __forceinline__ void convolve(const Element* __restrict__ x,
   const Cell cell = cell_of(static_cast<int>(blockIdx.x));
   const int slice = static_cast<int>(blockIdx.y);
   const int first_channel = slice * kSliceChannels;
-  const int filter = cell.first_filter + static_cast<int>(threadIdx.x) % kBlockFilters;
-  const int group = static_cast<int>(threadIdx.x) / kBlockFilters;
+  const int filter =
+      cell.first_filter + static_cast<int>(threadIdx.x) % kFilterThreads * kWide;
+  const int group = static_cast<int>(threadIdx.x) / kFilterThreads;
   Entry* entries = reinterpret_cast<Entry*>(shared_memory());
   float* window = reinterpret_cast<float*>(shared_memory());
   int* lengths = reinterpret_cast<int*>(entries + kSliceChannels * kWindow);
-  float next[kTaps];
+  float next[kTaps * kWide];
   load_weights(next, weight, first_channel + group, filter);  // under way while lists are made
   if (kSource == kFromMap) {
     make_lists(image_of(x, cell.image), cell, first_channel, entries, lengths);
@@ -188,16 +214,16 @@ __device__ __forceinline__ void convolve(const Element* __restrict__ x,
     load_window(image_of(x, cell.image), cell, first_channel, window);
   }
   __syncthreads();
-  float sums[kPlaces];
+  float sums[kPlaces * kWide];
 #pragma unroll
-  for (int place = 0; place < kPlaces; ++place) {
-    sums[place] = 0.0f;
+  for (int i = 0; i < kPlaces * kWide; ++i) {
+    sums[i] = 0.0f;
   }
   for (int c = group; c < kSliceChannels; c += kGroups) {
-    float taps[kTaps];
+    float taps[kTaps * kWide];
 #pragma unroll
-    for (int tap = 0; tap < kTaps; ++tap) {
-      taps[tap] = next[tap];
+    for (int i = 0; i < kTaps * kWide; ++i) {
+      taps[i] = next[i];
     }
     if (c + kGroups < kSliceChannels) {
       load_weights(next, weight, first_channel + c + kGroups, filter);
