@@ -13,15 +13,16 @@ A list is a TOML file; what several have in common is done once. Its `needs`, if
 packages without which its records would lack something, by the names they are imported by; where
 one is missing nothing begins, unless it is said to go `--without` it. Then come `[[job]]` tables,
 each with a unique `name` and either `experiment` (with `profile`, and `parameters` as `-p` takes
-them) or `command`, a list of words. `env` sets variables, `alone = true` waits until every other
-lane has ended, and the others wait for it: for what measures the CPU or the bus too.
+them) or `command`, a list of words. `data` names the sets that it reads: it is left for another
+time where one is not in the data folder. `env` sets variables, `alone = true` waits until every
+other lane has ended, and the others wait for it: for what measures the CPU or the bus too.
 
 The host is described once, as the launcher would (DIR/host.json), so that records say where they
 come from; where this Python is too old for the launcher they do not, and it is said.
 
 Each job has a folder DIR/NAME: the run (events, record), `log.txt`, and `ended.json` once it is
-through. The exit code is that of the worst job: 0, or 1 where one failed, or 3 where the time was
-not enough for all.
+through. The exit code is that of the worst job: 0, or 1 where one failed, or 3 where the time or
+the data was not enough for all.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Job:
     profile: str = "short"
     parameters: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     alone: bool = False
 
@@ -119,9 +121,19 @@ def _job(table: dict[str, Any], place: str) -> Job:
         profile=table.get("profile", "short"),
         parameters=tuple(f"{key}={value}" for key, value in table.get("parameters", {}).items()),
         command=tuple(table.get("command", ())),
+        data=tuple(table.get("data", ())),
         env=tuple(sorted((key, str(value)) for key, value in table.get("env", {}).items())),
         alone=bool(table.get("alone", False)),
     )
+
+
+def without_data(jobs: Sequence[Job], data: Path | None) -> dict[str, list[str]]:
+    """By job, the sets that it reads and that are not in the data folder; none for most jobs."""
+    found = {
+        job.name: [name for name in job.data if data is None or not (data / name).is_dir()]
+        for job in jobs
+    }
+    return {name: missing for name, missing in found.items() if missing}
 
 
 def words(job: Job, folder: Path, data: Path | None, host: Path | None = None) -> list[str]:
@@ -362,6 +374,10 @@ def main(arguments: Sequence[str]) -> int:
     jobs = [job for job in jobs if not only or any(word in job.name for word in only)]
     due = [job for job in jobs if not (options.out / job.name / ENDED).is_file()]
     print(f"{len(due)} of {len(jobs)} jobs to do", flush=True)
+    lacking = without_data(due, options.data)
+    for name, sets in lacking.items():
+        print(f"{name:40} left: {', '.join(sets)} not in --data", flush=True)
+    due = [job for job in due if job.name not in lacking]
     if any(job.experiment for job in due):
         options.host = describe_host(options.out)
     queue = Queue(due, options)
@@ -383,6 +399,9 @@ def main(arguments: Sequence[str]) -> int:
                 thread.join()
     if options.pack:
         pack(options.out, options.pack)
+    if lacking and not queue.left and None not in codes.values():
+        print(f"{len(lacking)} left for want of data; the same command goes on", flush=True)
+        return 1 if any(codes.values()) else 3
     if queue.left or None in codes.values():
         print(f"time is up: {queue.left} not begun; the same command goes on", flush=True)
         return 3

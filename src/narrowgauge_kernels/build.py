@@ -195,7 +195,8 @@ def _link_start(library: Library, tools: _Toolset) -> List[str]:
 def _link_end(library: Library, tools: _Toolset) -> List[str]:
     if library is Library.CUDA:
         return ["-lc10_cuda", "-ltorch_cpu", "-lc10"]
-    return ["-ltorch_cpu", "-lc10", tools.facts.openmp or "-fopenmp"]
+    # dlopen is a library of its own before glibc 2.34, as in Ubuntu 20.04.
+    return ["-ltorch_cpu", "-lc10", tools.facts.openmp or "-fopenmp", "-ldl"]
 
 
 def _key(unit: Unit, headers: str, tools: _Toolset) -> str:

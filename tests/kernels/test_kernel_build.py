@@ -201,6 +201,22 @@ class TestBuild:
         assert (copy / "narrowgauge_cpu.so").is_file()
         assert not [line for line in said if line.startswith("compile")]
 
+    def test_dlopen_is_linked_where_it_is_a_library_of_its_own(self, copy, monkeypatch):
+        """Before glibc 2.34, as in Ubuntu 20.04 of JetPack 5 and of TensorRT 21.07; behind the
+        objects that ask for it."""
+        (copy / "narrowgauge_cpu.so").unlink()
+        commands, run = [], toolchain.run
+
+        def kept(command, what):
+            commands.append(command)
+            return run(command, what)
+
+        monkeypatch.setattr(toolchain, "run", kept)
+        build(Request(out=copy), print)
+        (link,) = [each for each in commands if "-shared" in each]
+        objects = [at for at, word in enumerate(link) if word.endswith(".o")]
+        assert link.index("-ldl") > max(objects)
+
     def test_files_kept_for_all_builds_are_not_compiled_again_nor_removed(self, copy, tmp_path):
         """As images keep them from one build to the next."""
         kept = copy / "objects"

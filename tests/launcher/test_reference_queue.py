@@ -57,6 +57,25 @@ def test_runs_each_job_once_in_its_own_folder(take: ModuleType, tmp_path: Path) 
     assert {ended(tmp_path / "out", name)["gpu"] for name in "abc"} <= {"0", "1"}
 
 
+def test_a_job_whose_data_is_not_there_is_left_for_another_time(
+    take: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would end at once, and for good: what has ended is not done again."""
+    jobs = write_list(tmp_path / "jobs.toml", {"plain": "print(7)", "reads": "print(8)"})
+    jobs.write_text(jobs.read_text() + 'data = ["mnist", "here"]\n')
+    (tmp_path / "data" / "here").mkdir(parents=True)
+    words = [str(jobs), "--out", str(tmp_path / "out"), "--data", str(tmp_path / "data")]
+
+    assert take.main(words) == 3
+    said = capsys.readouterr().out
+    assert "left: mnist not in --data" in said
+    assert "1 left for want of data" in said
+    assert not (tmp_path / "out/reads").exists()
+    (tmp_path / "data" / "mnist").mkdir()
+    assert take.main(words) == 0
+    assert (tmp_path / "out/reads/log.txt").read_text() == "8\n"
+
+
 def test_a_failure_is_the_exit_code_and_the_rest_goes_on(take: ModuleType, tmp_path: Path) -> None:
     jobs = write_list(tmp_path / "jobs.toml", {"bad": "raise SystemExit(3)", "good": "print(7)"})
     assert take.main([str(jobs), "--out", str(tmp_path / "out")]) == 1
