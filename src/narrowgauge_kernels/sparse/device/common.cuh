@@ -38,6 +38,7 @@ __device__ __forceinline__ void load_four_shared_by_blocks(const float* from, fl
 // Blocks of a cluster wait for each other, and see what the others wrote: to arrive releases, to
 // wait acquires, where nothing else is said.
 __device__ __forceinline__ void wait_for_cluster() {
+  __syncwarp();  // lanes come out of loops of different lengths; `aligned` wants them together
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "barrier.cluster.arrive.aligned;\n"
