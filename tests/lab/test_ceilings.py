@@ -142,7 +142,7 @@ def test_operands_are_random_and_not_zeros() -> None:
             seen.append((one, other))
             return original(one, other)
 
-    (load,) = ceilings._loads("fp32", 64, CPU)
+    load = ceilings._loads("fp32", 64, CPU)[0]
     saved, torch.ops.aten = torch.ops.aten, Watched()
     try:
         load.call()
@@ -152,6 +152,18 @@ def test_operands_are_random_and_not_zeros() -> None:
         assert operand.shape == (64, 64)
         assert operand.std() > 0.5
         assert len(operand.unique()) > 4000
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+def test_a_cpus_float32_is_what_its_faster_library_reaches() -> None:
+    """MKL keeps to AVX2 on AMD's processors: rows by another library were called impossible."""
+    loads = {load.library: load for load in ceilings._loads("fp32", 192, CPU)}
+    assert set(loads) == {"torch.mm", "oneDNN"}
+    given = [torch.randn(192, 192) for _ in "ab"]
+    product = ceilings._onednn_product(*given)().to_dense()
+    wanted = given[0].double() @ given[1].double().t()
+    assert float((product - wanted).abs().max()) < 1e-3
+    assert ceiling("fp32", CPU, 0.05).library in loads
 
 
 @pytest.mark.parametrize("name", ["tf32", "fp8", "h2d", "d2h", "duplex", "h2d-pageable"])
