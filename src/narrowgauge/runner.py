@@ -172,12 +172,12 @@ def assist_job(job: Job, session: Session) -> None:
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
+    cancel = functools.partial(session.executor.cancel, handle)
     try:
         session.reporter.begin(job)
-        cancel = functools.partial(session.executor.cancel, handle)
         _follow(folder, handle, session, cancel)
     except KeyboardInterrupt:
-        session.executor.cancel(handle, timeout_s=0)
+        cancel(timeout_s=0)
     finally:
         session.reporter.end()
     ending = session.executor.collect(handle, folder.path)

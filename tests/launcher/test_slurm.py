@@ -265,18 +265,21 @@ def test_a_late_file_is_waited_for_as_long_as_nfs_may_take(
     assert least <= now[0] <= least * 4
 
 
+class Started(SlurmExecutor):
+    """Its jobs are said to be submitted already, as 7_0, 7_1 and so on."""
+
+    def start_all(self, runs: Sequence[tuple[Job, Places]]) -> list[Handle]:
+        return [
+            Handle(HANDLE_FORMAT, "slurm", "r", {"job": f"7_{each}", "folder": str(p.folder)})
+            for each, (_, p) in enumerate(runs)
+        ]
+
+
 def test_patience_that_is_over_cancels_the_whole_array(tmp_path: Path) -> None:
     line = "JobState=PENDING Reason=Resources Partition=gpu"
     words = Words(("scontrol", 0, line, ""))
     jobs = [tiny_job(run_id=f"20261121T101500Z-tiny-abc12{each}") for each in range(3)]
     quiet = Quiet()
-
-    class Started(SlurmExecutor):
-        def start_all(self, runs: Sequence[tuple[Job, Places]]) -> list[Handle]:
-            return [
-                Handle(HANDLE_FORMAT, "slurm", "r", {"job": f"7_{each}", "folder": str(p.folder)})
-                for each, (_, p) in enumerate(runs)
-            ]
 
     array = Started(SlurmAsk(patience=5), {}, print, queue=Queue({}, words), clock=ticking(60.0))
     session = Session(
@@ -298,18 +301,12 @@ def test_a_stop_cancels_what_waits_before_what_runs(tmp_path: Path) -> None:
     words = Words(("scontrol", 0, line, ""))
     jobs = [tiny_job(run_id=f"20261121T101500Z-tiny-abc12{each}") for each in range(3)]
 
-    class Started(SlurmExecutor):
-        def start_all(self, runs: Sequence[tuple[Job, Places]]) -> list[Handle]:
-            return [
-                Handle(HANDLE_FORMAT, "slurm", "r", {"job": f"7_{each}", "folder": str(p.folder)})
-                for each, (_, p) in enumerate(runs)
-            ]
-
+    class Cancelled(Started):
         def cancel_all(self, handles: Sequence[Handle], timeout_s: int = 10) -> None:
             super().cancel_all(handles, timeout_s)
             raise Busy("enough")  # of this test
 
-    array = Started(SlurmAsk(patience=5), {}, print, queue=Queue({}, words), clock=ticking(60.0))
+    array = Cancelled(SlurmAsk(patience=5), {}, print, queue=Queue({}, words), clock=ticking(60.0))
     stop = StopRequest()
     stop.requested = True
     session = Session(

@@ -76,6 +76,9 @@ __device__ __forceinline__ bool is_kept(float value) {
   return kReluInput ? !(value <= 0.0f) : !(value == 0.0f);
 }
 
+constexpr int kWindow = kWindowRows * kWindowColumns;
+constexpr int kWarps = kThreads / 32;
+
 // Of a window, in one load.
 struct __align__(16) Four {
   float a;
@@ -135,6 +138,13 @@ __device__ __forceinline__ float* own_sums(int place, int filter) {
   return reinterpret_cast<float*>(shared_memory() + kSumsAt) + place * kOwnRow + filter;
 }
 
+// Where a slice's sums of a cell have one of them.
+__device__ __forceinline__ long long partial_at(const Cell& cell, int slice, int place,
+                                                int filter) {
+  const long long cells = static_cast<long long>(slice) * kCells + cell.number;
+  return cells * kCellFloats + place * kBlockFilters + filter;
+}
+
 // A block's sum of one output: the result where no other block has a share, else a partial sum.
 __device__ __forceinline__ void put(const Element* bias, Element* y, float* partial,
                                     const Cell& cell, int slice, int place, int filter, float sum) {
@@ -146,12 +156,10 @@ __device__ __forceinline__ void put(const Element* bias, Element* y, float* part
     *own_sums(place, filter) = sum;
     return;
   }
-  const long long at = static_cast<long long>(cell.number) * kCellFloats + place * kBlockFilters +
-                       filter;
   if (kAtomic) {
-    atomicAdd(partial + at, sum);
+    atomicAdd(partial + partial_at(cell, 0, place, filter), sum);
   } else {
-    partial[static_cast<long long>(slice) * kCells * kCellFloats + at] = sum;
+    partial[partial_at(cell, slice, place, filter)] = sum;
   }
 }
 
@@ -164,8 +172,7 @@ __device__ __forceinline__ void put_four(const Element* bias, Element* y, float*
     return;
   }
   if (kSlices > 1 && !kAtomic) {
-    const long long cells = static_cast<long long>(slice) * kCells + cell.number;
-    *reinterpret_cast<Four*>(partial + cells * kCellFloats + place * kBlockFilters + filter) = sums;
+    *reinterpret_cast<Four*>(partial + partial_at(cell, slice, place, filter)) = sums;
     return;
   }
   put(bias, y, partial, cell, slice, place, filter, sums.a);

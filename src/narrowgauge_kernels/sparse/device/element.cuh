@@ -9,8 +9,6 @@ struct __align__(8) Entry {
   int place;
 };
 
-constexpr int kWindow = kWindowRows * kWindowColumns;
-constexpr int kWarps = kThreads / 32;
 constexpr int kFilterThreads = kBlockFilters / kWide;  // of a group
 
 // The weights of a thread's filters, in one load where no row of them begins in between.

@@ -5,8 +5,6 @@
 
 constexpr int kChunk = 32;
 constexpr int kDepth = kTaps * kChunk;
-constexpr int kWindow = kWindowRows * kWindowColumns;
-constexpr int kWarps = kThreads / 32;
 constexpr int kStep = sizeof(Element) == 2 ? 16 : 8;     // depth of one tensor-core product
 constexpr int kMatrices = kBlockFilters / 16;            // along filters
 constexpr int kWeightRow = kBlockFilters + 8;            // elements; the pad spreads banks
@@ -16,9 +14,6 @@ constexpr int kGroupsAcross = kTileColumns / 4;
 // Low half: the row of the weights, tap * 32 + channel. High half: where the value of the group's
 // first pixel is. Row kDepth is zeros, which fill up the last step.
 typedef unsigned int Pair;
-
-__device__ __forceinline__ float rounded(float value) { return round_to_tf32(value); }
-__device__ __forceinline__ unsigned short rounded(unsigned short bits) { return bits; }
 
 __device__ __forceinline__ void load_chunk(const Element* image, const Element* weight,
                                            const Cell& cell, int first_channel, Element* weights,
@@ -33,18 +28,7 @@ __device__ __forceinline__ void load_chunk(const Element* image, const Element* 
   }
   const int top = cell.tile_row * kTileRows * kStride - kPadding;
   const int left = cell.tile_column * kTileColumns * kStride - kPadding;
-  for (int i = static_cast<int>(threadIdx.x); i < kWindow * kChunk; i += kThreads) {
-    // Neighbouring threads read neighbours in memory.
-    const int pixel = kChannelsLast ? i / kChunk : i % kWindow;
-    const int c = kChannelsLast ? i % kChunk : i / kWindow;
-    const int offset = offset_in_map(top + pixel / kWindowColumns, left + pixel % kWindowColumns);
-    Element value = Element(0);
-    if (offset >= 0 && first_channel + c < kChannels) {
-      value = image[static_cast<long long>(first_channel + c) * kChannelStride + offset];
-      value = is_kept(widen(value)) ? value : Element(0);
-    }
-    values[pixel * kValueRow + c] = rounded(value);
-  }
+  load_values_singly<kChunk, kValueRow>(image, top, left, first_channel, values);
 }
 
 // A bit for each channel of a pixel that is not zero.

@@ -3,8 +3,6 @@
 // weights of one row of the kernel come while those of the last are multiplied. Groups of warps
 // share out the depth, the warps of a group its outputs, eight places each at a time.
 
-constexpr int kWindow = kWindowRows * kWindowColumns;
-constexpr int kWarps = kThreads / 32;
 constexpr int kMatrices = kBlockFilters / 16;             // along filters
 constexpr int kAcross = kWarps / kGroups;                 // warps of a group
 constexpr int kEights = (kPlaces + 7) / 8;                // of places
@@ -64,24 +62,6 @@ __device__ __forceinline__ void load_eights(const Element* image, int top, int l
       eight.words[word] = kReluInput ? halves_above_zero(eight.words[word]) : eight.words[word];
     }
     *reinterpret_cast<Eight*>(values + pixel * kValueRow + c) = eight;
-  }
-}
-
-// The same one by one.
-__device__ __forceinline__ void load_singles(const Element* image, int top, int left,
-                                             int first_channel, Element* values) {
-#pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x); i < kWindow * kSliceChannels; i += kThreads) {
-    // Neighbouring threads read neighbours in memory.
-    const int pixel = kChannelsLast ? i / kSliceChannels : i % kWindow;
-    const int c = kChannelsLast ? i % kSliceChannels : i / kWindow;
-    const int offset = offset_in_map(top + pixel / kWindowColumns, left + pixel % kWindowColumns);
-    Element value = Element(0);
-    if (offset >= 0 && first_channel + c < kChannels) {
-      value = image[static_cast<long long>(first_channel + c) * kChannelStride + offset];
-      value = is_kept(widen(value)) ? value : Element(0);
-    }
-    values[pixel * kValueRow + c] = value;
   }
 }
 
@@ -196,7 +176,8 @@ __device__ __forceinline__ void convolve(const Element* __restrict__ x,
   if (kValuesByEight) {
     load_eights(image_of(x, cell.image), top, left, first_channel, values);
   } else {
-    load_singles(image_of(x, cell.image), top, left, first_channel, values);
+    load_values_singly<kSliceChannels, kValueRow>(image_of(x, cell.image), top, left,
+                                                  first_channel, values);
   }
   // Lanes 0-7, 8-15 name the pixels of one eight with channels 0-7, 8-15; the others, of the next.
   int places[kPairs];

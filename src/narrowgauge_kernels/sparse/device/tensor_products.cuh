@@ -66,3 +66,26 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 #endif
+
+__device__ __forceinline__ float rounded(float value) { return round_to_tf32(value); }
+__device__ __forceinline__ unsigned short rounded(unsigned short bits) { return bits; }
+
+// The values of the window's pixels, which begins at `top` and `left` of the map: rows of kCount
+// channels, kRow elements apart, after the ReLU where that is part, rounded for the product.
+template <int kCount, int kRow>
+__device__ __forceinline__ void load_values_singly(const Element* image, int top, int left,
+                                                   int first_channel, Element* values) {
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x); i < kWindow * kCount; i += kThreads) {
+    // Neighbouring threads read neighbours in memory.
+    const int pixel = kChannelsLast ? i / kCount : i % kWindow;
+    const int c = kChannelsLast ? i % kCount : i / kWindow;
+    const int offset = offset_in_map(top + pixel / kWindowColumns, left + pixel % kWindowColumns);
+    Element value = Element(0);
+    if (offset >= 0 && first_channel + c < kChannels) {
+      value = image[static_cast<long long>(first_channel + c) * kChannelStride + offset];
+      value = is_kept(widen(value)) ? value : Element(0);
+    }
+    values[pixel * kRow + c] = rounded(value);
+  }
+}
