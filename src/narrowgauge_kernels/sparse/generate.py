@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Dict, List, Tuple
 
 from narrowgauge_kernels.sparse.geometry import Geometry, derive
-from narrowgauge_kernels.sparse.shapes import TENSOR_CORE, Shape, Tile, Variant
+from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
 
 __all__ = ["PRODUCER_THREADS", "REDUCE_THREADS", "generate", "products_of"]
 
@@ -39,7 +39,6 @@ _LISTS = "Entry* entries, int* lengths"
 _VERDICT = "const unsigned int* zeros, unsigned int least"
 
 
-# unverified: clusters, wide tiles, dense on cores | no GPU since | pytest -m gpu tests/kernels
 def generate(shape: Shape, tile: Tile, variant: Variant, arch: str) -> str:
     """The source for a compute capability such as `9.0`.
 
@@ -51,8 +50,8 @@ def generate(shape: Shape, tile: Tile, variant: Variant, arch: str) -> str:
     """
     geometry = derive(shape, tile, variant, arch)
     parts = [_device_code("common.cuh")]
-    if variant.granularity == TENSOR_CORE:
-        name = "tensor_dense.cuh" if variant.path == "dense" else "tensor_core.cuh"
+    if variant.on_cores:
+        name = "tensor_dense.cuh" if variant.dense_on_cores else "tensor_core.cuh"
         parts += [_device_code("tensor_products.cuh"), _device_code(name)]
     else:
         parts.append(_cases(shape, tile, geometry) if variant.has_lists else _CASES_UNUSED)
@@ -240,7 +239,7 @@ def _straight(shape: Shape, tile: Tile, geometry: Geometry, path: str) -> str:
 def _kernels(tile: Tile, variant: Variant, geometry: Geometry) -> List[str]:
     names = "x, weight, bias, y, partial, tickets"
     threads, cluster = geometry.threads, by_cluster(tile, geometry)
-    if variant.granularity == TENSOR_CORE:
+    if variant.on_cores:
         name = "dense_convolve" if variant.path == "dense" else "sparse_convolve"
         kernels = [_kernel(name, _OPERANDS, f"convolve({names});", threads, cluster)]
     else:

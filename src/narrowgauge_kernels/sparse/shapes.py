@@ -215,13 +215,13 @@ class Variant:
                 why="CUDA cores multiply float32 in full; only tensor cores know tf32",
                 next_step="fp32, or granularity tensor-core",
             )
-        if self.precision == "fp32" and self.granularity == TENSOR_CORE:
+        if self.precision == "fp32" and self.on_cores:
             raise SparseArgumentError(
                 "there is no strict fp32 on tensor cores",
                 why="they round operands to tf32 or take fp16",
                 next_step="tf32 or fp16, or granularity element",
             )
-        if self.granularity == TENSOR_CORE:
+        if self.on_cores:
             self._check_tensor_cores()
 
     def _check_tensor_cores(self) -> None:
@@ -237,6 +237,16 @@ class Variant:
                 why="that kernel's operands are halves",
                 next_step="fp16, or path fused",
             )
+
+    @property
+    def on_cores(self) -> bool:
+        """Whether tensor cores multiply."""
+        return self.granularity == TENSOR_CORE
+
+    @property
+    def dense_on_cores(self) -> bool:
+        """Whether tensor cores multiply all values, and not groups that have one to multiply."""
+        return self.on_cores and self.path == "dense"
 
     @property
     def has_producer(self) -> bool:

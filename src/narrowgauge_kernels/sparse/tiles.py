@@ -12,7 +12,7 @@ from typing import Dict, Iterator, List, Set, Tuple
 
 from narrowgauge_kernels.sparse.errors import SparseArgumentError
 from narrowgauge_kernels.sparse.geometry import Geometry, derive
-from narrowgauge_kernels.sparse.shapes import TENSOR_CORE, Shape, Tile, Variant
+from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
 
 __all__ = ["NETWORKS", "PUBLISHED", "candidates", "default_tile", "estimate", "network_shapes"]
 
@@ -86,7 +86,7 @@ def candidates(shape: Shape, variant: Variant, arch: str, most: int = 32) -> Lis
     others: List[Tuple[float, Tile]] = []
     refused = None
     published = set(PUBLISHED.get((shape.channels, shape.height, shape.width, shape.filters), ()))
-    if variant.granularity == TENSOR_CORE or (shape.kernel, shape.stride) != (3, 1):
+    if variant.on_cores or (shape.kernel, shape.stride) != (3, 1):
         published = set()
     for tile in _all(shape, variant, published):
         try:
@@ -123,10 +123,10 @@ def estimate(shape: Shape, tile: Tile, variant: Variant, made: Geometry) -> floa
                           232448 // (made.shared_bytes + 1024)))  # fmt: skip
     blocks = made.cells * made.slices
     waves = -(-blocks // (_SMS * resident))
-    own = made.slice_channels / (1 if variant.granularity == TENSOR_CORE else tile.groups)
-    if variant.granularity == TENSOR_CORE and variant.path == "dense":
+    own = made.slice_channels / (1 if variant.on_cores else tile.groups)
+    if variant.dense_on_cores:
         cycles = _dense_cycles(tile, made, taps, min(resident, -(-blocks // _SMS)))
-    elif variant.granularity == TENSOR_CORE:
+    elif variant.on_cores:
         steps = own * taps / 16 * 0.7 * tile.groups
         warps = made.threads / 32 * min(resident, -(-blocks // _SMS))
         products = made.block_filters / 16
@@ -189,24 +189,20 @@ def _window_work(tile: Tile, variant: Variant, made: Geometry, taps: int) -> flo
 def _all(shape: Shape, variant: Variant, published: Set[Tuple[int, int, int]]) -> Iterator[Tile]:
     for rows, columns, channels in sorted(published):
         yield Tile(rows, columns, channels)
-    dense = variant.granularity == TENSOR_CORE and variant.path == "dense"
-    if dense:
-        spans = itertools.product(_TD_ROWS, _TD_COLUMNS, _TD_CHANNELS, _TD_FILTERS, _TD_GROUPS)
-        step = 16
-    elif variant.granularity == TENSOR_CORE:
-        spans = itertools.product(_TC_ROWS, _TC_COLUMNS, _TC_CHANNELS, _TC_FILTERS, _TC_GROUPS)
-        step = 16
+    step = 16 if variant.on_cores else 32
+    if variant.dense_on_cores:
+        sizes = _TD_ROWS, _TD_COLUMNS, _TD_CHANNELS, _TD_FILTERS, _TD_GROUPS
+    elif variant.on_cores:
+        sizes = _TC_ROWS, _TC_COLUMNS, _TC_CHANNELS, _TC_FILTERS, _TC_GROUPS
     else:
-        spans = itertools.product(_ROWS, _COLUMNS, _CHANNELS, _FILTERS, _GROUPS)
-        step = 32
-    for rows, columns, channels, filters, groups in spans:
-        if rows >= 2 * shape.out_height or columns >= 2 * shape.out_width:
-            continue
+        sizes = _ROWS, _COLUMNS, _CHANNELS, _FILTERS, _GROUPS
+    down, across = _within(sizes[0], shape.out_height), _within(sizes[1], shape.out_width)
+    for rows, columns, channels, filters, groups in itertools.product(down, across, *sizes[2:]):
         if channels >= 2 * max(shape.channels, 32) or filters >= shape.filters + step:
             continue
-        if variant.granularity != TENSOR_CORE and groups > channels:
+        if not variant.on_cores and groups > channels:
             continue
-        wides = _WIDES if variant.granularity != TENSOR_CORE else (1,)
+        wides = _WIDES if not variant.on_cores else (1,)
         for wide in wides:
             if filters % (wide * 32) and wide > 1:
                 continue
@@ -215,3 +211,8 @@ def _all(shape: Shape, variant: Variant, published: Set[Tuple[int, int, int]]) -
             if channels < shape.channels and variant.accumulation == "deterministic":
                 yield dataclasses.replace(tile, finish="launch")
                 yield dataclasses.replace(tile, finish="cluster")
+
+
+def _within(sizes: Tuple[int, ...], outputs: int) -> Tuple[int, ...]:
+    """Those that outputs fill by more than half, and the smallest in any case."""
+    return tuple(size for size in sizes if size == min(sizes) or size < 2 * outputs)

@@ -32,7 +32,7 @@ from narrowgauge_kernels.sparse.compiling import cache_directory, write_atomic
 from narrowgauge_kernels.sparse.errors import DeviceError, SparseArgumentError
 from narrowgauge_kernels.sparse.generate import generate
 from narrowgauge_kernels.sparse.launching import Convolution
-from narrowgauge_kernels.sparse.shapes import TENSOR_CORE, Shape, Tile, Variant
+from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
 from narrowgauge_kernels.sparse.tiles import candidates, default_tile
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def faster_path(
 ) -> Variant:
     """The variant on whichever of the paths fused and window a search found faster on this device;
     as it is where none was searched, and on another path. Raises as `stored_tile`."""
-    if variant.path not in _SKIPPING or variant.granularity == TENSOR_CORE:
+    if variant.path not in _SKIPPING or variant.on_cores:
         return variant
     path = _path(*(identity or device_identity(device)), env)
     known, times = _read(path), {}
