@@ -22,7 +22,7 @@ from narrowgauge_contract.errors import (
 )
 from narrowgauge_contract.placement import BUILTIN, NO_PLAN, is_reference
 from narrowgauge_contract.summary import Summary, parse_summary
-from narrowgauge_contract.toml_checks import names_of, only, table_of, text_of
+from narrowgauge_contract.toml_checks import flag_of, names_of, only, table_of, text_of
 
 __all__ = [
     "AXES",
@@ -53,6 +53,8 @@ class Parameter:
     """One declared parameter. `minimum` and `maximum` are inclusive.
 
     `aliases` are names that a command line may use as well; everything is stored under `name`.
+    `recipe`: it says how a network is trained, and not what is claimed of it: rows of a claim may
+    have another value than its profile, and then show it, but do not refute it.
     Of type `plan`, a value is the name of a built-in placement plan, `none`, or what
     `placement.plan_value` calls a file's, which was read before (`placement_files.read_plans`).
     """
@@ -67,6 +69,7 @@ class Parameter:
     maximum: Optional[float] = None
     unit: str = ""
     aliases: Tuple[str, ...] = ()
+    recipe: bool = False
 
     def declaration(self) -> str:
         """One line that tells a user what this parameter takes."""
@@ -277,7 +280,8 @@ def _parse_closing(
 def _parse_parameter(name: str, body: Any, where: str) -> Parameter:
     if not isinstance(body, dict):
         raise ExperimentFileError(f"{where} should be a table")
-    known_keys = ("type", "default", "axis", "help", "choices", "min", "max", "unit", "aliases")
+    known_keys = ("type", "default", "axis", "help", "choices", "min", "max", "unit", "aliases",
+                  "recipe")  # fmt: skip
     only(body, known_keys, where)
     for key in ("type", "help", "axis"):
         text_of(body, key, where)
@@ -301,6 +305,7 @@ def _parse_parameter(name: str, body: Any, where: str) -> Parameter:
         maximum=body.get("max"),
         unit=body.get("unit", ""),
         aliases=names_of(body, "aliases", where),
+        recipe=flag_of(body, "recipe", where),
     )
     return dataclasses.replace(parameter, default=parameter.check(body["default"]))
 

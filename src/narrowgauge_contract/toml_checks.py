@@ -1,4 +1,4 @@
-"""What readers of a parsed experiment.toml ask of a table: known keys, texts, lists of names."""
+"""What readers of a parsed experiment.toml ask of a table: known keys, texts, flags, names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Dict, Mapping, Tuple
 
 from narrowgauge_contract.errors import ExperimentFileError, nearest
 
-__all__ = ["names_of", "only", "table_of", "text_of"]
+__all__ = ["flag_of", "names_of", "only", "table_of", "text_of"]
 
 
 def table_of(
@@ -27,6 +27,14 @@ def text_of(body: Mapping[str, Any], key: str, where: str) -> str:
     value = body.get(key)
     if not isinstance(value, str) or not value:
         raise ExperimentFileError(f"{where} lacks the text '{key}'")
+    return value
+
+
+def flag_of(body: Mapping[str, Any], key: str, where: str) -> bool:
+    """Whether `key` is on; off where it is not there."""
+    value = body.get(key, False)
+    if not isinstance(value, bool):
+        raise ExperimentFileError(f"{where}: '{key}' should be true or false, not {value!r}")
     return value
 
 

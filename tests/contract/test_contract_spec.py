@@ -61,6 +61,7 @@ def test_the_toy_is_read_as_it_stands() -> None:
         ("parameters/precision/choices", [], "'choices' and type"),
         ("parameters/width/aliases", "w", "'aliases' should be a list of names"),
         ("parameters/width/aliases", [7], "'aliases' should be a list of names"),
+        ("parameters/width/recipe", "yes", "'recipe' should be true or false"),
         ("parameters/width/aliases", ["lr"], "alias 'lr' already means 'lr'"),
         ("parameters/width/aliases", ["width"], "alias 'width' already means 'width'"),
         ("parameters/width/aliases", ["w", "w"], "alias 'w' already means 'width'"),

@@ -29,6 +29,9 @@ SPEC: dict[str, Any] = {
         },
         "batch": {"type": "int", "default": 1, "axis": "row", "help": "Images at once."},
         "epochs": {"type": "int", "default": 4, "axis": "run", "help": "Passes."},
+        "lr": {
+            "type": "float", "default": 0.1, "axis": "run", "recipe": True, "help": "Step size.",
+        },
         "limit": {
             "type": "float", "default": 2.0, "axis": "run", "unit": "s", "help": "How long.",
         },
@@ -69,7 +72,7 @@ def bound_claim(**expected: float) -> Claim:
 
 
 def row(index: int, repeat: int, values: Sequence[float], **parameters: Any) -> Row:
-    chosen = {"engine": "own", "batch": 1, "epochs": 4, "limit": 2.0, **parameters}
+    chosen = {"engine": "own", "batch": 1, "epochs": 4, "lr": 0.1, "limit": 2.0, **parameters}
     metric = Metric("time", "s", "monotonic", tuple(values))
     return Row(index, repeat, repeat, chosen, Status.COMPLETE, Validity(True), {}, (metric,))
 
@@ -89,7 +92,8 @@ def record(
         for engine, values in figures.items():
             if repeat < len(values):
                 rows.append(row(len(rows), repeat, (values[repeat],), engine=engine, **parameters))
-    chosen = {"engine": list(figures), "batch": 1, "epochs": 4, "limit": 2.0, **parameters}
+    chosen = {"engine": list(figures), "batch": 1, "epochs": 4, "lr": 0.1, "limit": 2.0}
+    chosen.update(parameters)
     return Record(
         format=1, run_id=run_id, experiment="race", profile="short", target=target, seed=0,
         parameters=chosen, synthetic=False, data_sets=(), status=Status.COMPLETE, exit_code=0,

@@ -406,6 +406,19 @@ def test_an_absolute_figure_of_other_hardware_is_not_applicable() -> None:
 
 
 @pytest.mark.parametrize(
+    ("own", "verdict"),
+    [((1.5, 1.6, 1.4), Verdict.REPRODUCED_TREND), ((0.5, 0.6, 0.4), Verdict.NOT_REPRODUCED)],
+)
+def test_a_ratio_that_was_measured_as_one_has_a_direction(
+    own: tuple[float, ...], verdict: Verdict
+) -> None:
+    """As `times_gemm`, of two kernels in turns in one row."""
+    elsewhere = value_claim(3.1, 0.25, kind="ratio", device="Tesla V100")
+
+    assert judged(elsewhere, record({"own": own})).verdict is verdict
+
+
+@pytest.mark.parametrize(
     ("ran_on", "device", "same"),
     [
         ("NVIDIA GeForce GTX 1080", "GeForce GTX 1080", True),
@@ -565,6 +578,45 @@ def test_rows_of_other_settings_than_the_profiles_do_not_count() -> None:
     # A larger profile's setting does, and so does a longer measurement of the same.
     assert judged(claim(), both(epochs=9)).verdict is Verdict.REPRODUCED
     assert judged(claim(), both(limit=60.0)).verdict is Verdict.REPRODUCED
+
+
+def test_another_recipe_shows_a_claim_as_a_trend_and_says_so() -> None:
+    found = judged(claim(), both(lr=0.3))
+
+    assert found.verdict is Verdict.REPRODUCED_TREND
+    assert "lr is 0.3, and the claim's profile has 0.1" in found.reason
+    assert "a run of the profile short" in found.flip
+
+
+@pytest.mark.parametrize("eager", [FAST, (1.0, 3.0, 1.0, 3.0, 1.0, 3.0)], ids=["beside", "across"])
+def test_another_recipe_refutes_nothing(eager: tuple[float, ...]) -> None:
+    found = judged(claim(), both(eager=eager, lr=0.3))
+
+    assert found.verdict is Verdict.SKIPPED
+    assert "neither shows nor refutes it: lr is 0.3" in found.reason
+    few = judged(claim(), both(eager=SLOW[:2], own=FAST[:2], lr=0.3))
+    assert few.verdict is Verdict.SKIPPED
+    assert few.reason.startswith("2 valid repeats of the 3 that it needs, of another recipe: lr is")
+
+
+def test_an_order_by_another_recipe() -> None:
+    order = claim(
+        kind="ordering", expected={"any": {}},
+        metric={"operator": "order", "of": ["time{engine=own}", "time{engine=eager}"]},
+    )  # fmt: skip
+    assert judged(order, both(lr=0.3)).verdict is Verdict.REPRODUCED_TREND
+    found = judged(order, both(eager=FAST, own=SLOW, lr=0.3))
+    assert found.verdict is Verdict.SKIPPED
+    assert "neither show nor refute" in found.reason
+
+
+def test_the_profiles_own_recipe_goes_before_a_newer_run_of_another() -> None:
+    own = both(eager=FAST)
+    other = both(run_id="20261122T100000Z-race-bbbbbb", lr=0.3)
+
+    assert judged(claim(), own, other).verdict is Verdict.NOT_REPRODUCED
+    # And what is no recipe is never another one.
+    assert judged(claim(), both(lr=0.3, epochs=1)).verdict is Verdict.SKIPPED
 
 
 def _batches(*batches: int) -> ExperimentSpec:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 import report_cases as cases
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from result_cases import job, record_of, recorded
@@ -333,6 +333,7 @@ def test_malformed_requests_are_survived(server: Served, payload: bytes) -> None
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=30), st.text(max_size=30))
+@example(name="0/", value="")
 def test_any_name_and_query_is_answered(server: Served, name: str, value: str) -> None:
     paths = [
         f"/runs/{quote(name, safe='', errors='replace')}",

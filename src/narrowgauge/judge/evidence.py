@@ -57,7 +57,8 @@ class Evidence:
     settings at which rows were measured and none may be used; `coverage`: how many of
     the settings of the claim's profile were measured. `ambiguous`: why the rows of a selection are
     no repeats of one thing; empty where they are. `skipped`: what the host lacked, where that kept
-    a row from being measured.
+    a row from being measured. `departures`: in what of the recipe the rows differ from the claim's
+    profile, such as `epochs is 60, and the claim's profile has 256`.
     """
 
     records: tuple[Record, ...] = ()
@@ -72,6 +73,7 @@ class Evidence:
     coverage: Coverage = field(default_factory=Coverage)
     exclusions: tuple[Exclusion, ...] = ()
     disagreements: tuple[str, ...] = ()
+    departures: tuple[str, ...] = ()
 
 
 @dataclass
@@ -97,9 +99,35 @@ def evidence_for(claim: Claim, spec: ExperimentSpec, records: Sequence[Record]) 
 
     Records that differ from it in a checked fact are named, never put together with it. Rows count
     where each parameter that the claim leaves open has a value of the claim's profile or of a
-    larger one; those in seconds say how long is measured, not what, and may be anything.
+    larger one; those in seconds say how long is measured, not what, and may be anything. Where no
+    record has such rows, those of another recipe do.
     """
-    open_values = _profile_values(spec, claim.profile)
+    asked = _profile_values(spec, claim.profile)
+    found = _found(claim, spec, records, asked)
+    recipe = [name for name, each in spec.parameters.items() if each.recipe and name in asked]
+    if found.records or not recipe:
+        return found
+    rest = {name: values for name, values in asked.items() if name not in recipe}
+    other = _found(claim, spec, records, rest)
+    if not other.records:
+        return found
+    departures = (
+        departure
+        for case in other.cases
+        for selection, side in zip(claim.selections, case.sides, strict=True)
+        for measured in side
+        for departure in _departures(measured.row, selection, asked)
+    )
+    return dataclasses.replace(other, departures=tuple(dict.fromkeys(departures)))
+
+
+def _found(
+    claim: Claim,
+    spec: ExperimentSpec,
+    records: Sequence[Record],
+    open_values: Mapping[str, tuple[Any, ...]],
+) -> Evidence:
+    """By the values that open parameters may have."""
     named = named_by(claim)
     looked = [
         _look(claim, record, open_values, named)
@@ -277,12 +305,16 @@ def _side(
 
 def _not_asked(row: Row, selection: Selection, values: Mapping[str, tuple[Any, ...]]) -> str:
     """Why a row is of a setting that the claim does not speak of; empty where it is not."""
+    return next(_departures(row, selection, values), "")
+
+
+def _departures(
+    row: Row, selection: Selection, values: Mapping[str, tuple[Any, ...]]
+) -> Iterator[str]:
     for name, value in row.parameters.items():
         wanted = values.get(name)
         if wanted is not None and name not in selection.where and value not in wanted:
-            listed = word(list(wanted))
-            return f"{name} is {word(value)}, and the claim's profile has {listed}"
-    return ""
+            yield f"{name} is {word(value)}, and the claim's profile has {word(list(wanted))}"
 
 
 def _why_not(

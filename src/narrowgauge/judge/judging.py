@@ -75,6 +75,8 @@ def judge(
     barred = _barred(claim, evidence, unmeasured)
     if barred is not None and unmeasured is not None and _only_cut_off(evidence):
         barred = unmeasured
+    if barred is not None and evidence.departures:
+        barred = _neither(f"{barred.reason}, of another recipe", evidence)
     if barred is not None:
         return _without(claim, spec, barred.verdict, barred.reason, evidence)
     expected = _expected(claim, evidence.records)
@@ -125,6 +127,12 @@ def _only_cut_off(evidence: Evidence) -> bool:
     """Whether all rows that may not be used were ended before their end: nothing is wrong with what
     was measured, it is only not there."""
     return 0 < evidence.invalid == evidence.cut_off
+
+
+def _neither(figures: str, evidence: Evidence) -> Unmeasured:
+    """Of another recipe than the profile's a claim may be shown and not refuted."""
+    reason = f"{figures}: {'; '.join(evidence.departures)}"
+    return Unmeasured(Verdict.SKIPPED, reason)
 
 
 def _nothing(evidence: Evidence, unmeasured: Unmeasured | None) -> Unmeasured:
@@ -195,6 +203,9 @@ def _cap(expected: _Expected, evidence: Evidence, claim: Claim) -> Cap | None:
     images = [record.host.image for record in records if record.host is not None]
     if any(image is not None and image.stand_in for image in images):
         return Cap("the image is built on a stand-in base", "a run in the true image", False)
+    if evidence.departures:
+        cure = f"a run of the profile {claim.profile}"
+        return Cap("; ".join(evidence.departures), cure, False)
     if not coverage.whole:
         why = f"{coverage.measured} of {coverage.settings} settings of the profile were measured"
         return Cap(why, f"a run of the whole profile {claim.profile}", False)
@@ -226,8 +237,12 @@ def _judge_region(
         return _without(claim, spec, Verdict.INVALID, unknown.unknown, evidence, expected)
     worst = max(found, key=lambda each: _badness(claim, region, each))
     doubt = _doubt(claim, region, worst)
-    cap = _cap(expected, evidence, claim)
-    verdict = _verdict(_place(claim, region, worst), cap)
+    cap, place = _cap(expected, evidence, claim), _place(claim, region, worst)
+    if evidence.departures and place is not Place.INSIDE:
+        figure = worst.estimate.figure
+        barred = _neither(f"{figure:.4g} of another recipe neither shows nor refutes it", evidence)
+        return _without(claim, spec, barred.verdict, barred.reason, evidence, expected)
+    verdict = _verdict(place, cap)
     return Judgement(
         claim=claim,
         experiment=spec.id,
@@ -312,6 +327,9 @@ def _judge_order(
     ranked = [(case, steps_of(claim, case)) for case in evidence.cases]
     case, steps = max(ranked, key=lambda each: _order_badness(each[1]))
     place = _order_place(steps)
+    if evidence.departures and place is not Place.INSIDE:
+        barred = _neither("figures of another recipe neither show nor refute it", evidence)
+        return _without(claim, spec, barred.verdict, barred.reason, evidence, expected)
     cap = _cap(expected, evidence, claim)
     verdict = _verdict(place, cap)
     parts = parts_of(claim, case)

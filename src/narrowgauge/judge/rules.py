@@ -66,9 +66,10 @@ def allowed(claim: Claim, expectation: Expectation) -> Region:
 
 
 def shape_of(claim: Claim, expectation: Expectation) -> Region | None:
-    """What other hardware has to show: the direction of a ratio. None where the claim has no shape,
-    since a figure of one device is nothing to another."""
-    if claim.operator is MetricOperator.VALUE and claim.kind is not ClaimKind.TREND:
+    """What other hardware has to show: the direction of a ratio, of two metrics or measured as one.
+    None where the claim has no shape, since a figure of one device is nothing to another."""
+    shaped = (ClaimKind.TREND, ClaimKind.RATIO)
+    if claim.operator is MetricOperator.VALUE and claim.kind not in shaped:
         return None
     if claim.operator is MetricOperator.GEOMEAN:
         return None

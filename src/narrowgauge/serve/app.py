@@ -56,6 +56,8 @@ def make_app(store: Store, report: Report, hosts: Iterable[bytes]) -> Guard:
             Exception: pages.fail,
         },
     )
+    # A run's name may end with a slash that a link wrote as %2F: it names nothing, and is told so.
+    app.router.redirect_slashes = False
     # Around everything, so that even the page of an unexpected error has the headers.
     return Guard(app, hosts)
 
