@@ -14,8 +14,10 @@ packages without which its records would lack something, by the names they are i
 one is missing nothing begins, unless it is said to go `--without` it. Then come `[[job]]` tables,
 each with a unique `name` and either `experiment` (with `profile`, and `parameters` as `-p` takes
 them) or `command`, a list of words. `data` names the sets that it reads: it is left for another
-time where one is not in the data folder. `env` sets variables, `alone = true` waits until every
-other lane has ended, and the others wait for it: for what measures the CPU or the bus too.
+time where one is not in the data folder. `after` names jobs before it in the list that it waits
+for and whose folders it may read, as `{out}/NAME/…` in its words: it is left undone where one of
+them failed. `env` sets variables, `alone = true` waits until every other lane has ended, and the
+others wait for it: for what measures the CPU or the bus too.
 
 The host is described once, as the launcher would (DIR/host.json), so that records say where they
 come from; where this Python is too old for the launcher they do not, and it is said.
@@ -29,8 +31,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import importlib.util
 import io
 import json
 import os
@@ -42,12 +42,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python before 3.11
-    import tomli as tomllib
+from jobs import Job, ListError, load_jobs, missing_packages, without_data, words
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What a job is given to end in order once the time is up, before it is killed.
@@ -55,102 +51,10 @@ GRACE_S = 20.0
 #: No job begins with less time than this left.
 LEAST_S = 30.0
 ENDED = "ended.json"
+#: The exit code of a job whose program is not there.
+NO_SUCH_COMMAND = 127
 #: In a job's folder: the GPU that it began on.
 BEGUN = "begun.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """One line of a list: an experiment's run, or a command."""
-
-    name: str
-    experiment: str = ""
-    profile: str = "short"
-    parameters: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-    data: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
-    alone: bool = False
-
-
-class ListError(Exception):
-    """A list that cannot be read."""
-
-
-def load_jobs(paths: Sequence[Path]) -> list[Job]:
-    """The jobs of all lists, in order. Raises ListError: unknown keys, names used twice."""
-    jobs: list[Job] = []
-    known = {field.name for field in dataclasses.fields(Job)}
-    for path in paths:
-        with path.open("rb") as file:
-            tables = tomllib.load(file).get("job", [])
-        for number, table in enumerate(tables, start=1):
-            place = f"{path} job {number}"
-            unknown = sorted(set(table) - known)
-            if unknown:
-                raise ListError(f"{place} has the unknown key '{unknown[0]}'")
-            job = _job(table, place)
-            if job in jobs:
-                continue  # several lists begin with the same
-            if job.name in {earlier.name for earlier in jobs}:
-                raise ListError(f"{place}: the name '{job.name}' is used twice")
-            jobs.append(job)
-    if not jobs:
-        raise ListError(f"no [[job]] in {', '.join(map(str, paths))}")
-    return jobs
-
-
-def missing_packages(paths: Sequence[Path], without: Sequence[str]) -> list[str]:
-    """The packages that lists need, that this Python lacks and that nobody said to go without."""
-    needed: set[str] = set()
-    for path in paths:
-        with path.open("rb") as file:
-            needed.update(tomllib.load(file).get("needs", []))
-    return sorted(name for name in needed - set(without) if importlib.util.find_spec(name) is None)
-
-
-def _job(table: dict[str, Any], place: str) -> Job:
-    name = table.get("name", "")
-    if not name or set(name) - set("abcdefghijklmnopqrstuvwxyz0123456789-_."):
-        raise ListError(f"{place} needs a name of a-z, 0-9, '-', '_' and '.', not '{name}'")
-    if bool(table.get("experiment")) == bool(table.get("command")):
-        raise ListError(f"{place} needs either 'experiment' or 'command'")
-    return Job(
-        name=name,
-        experiment=table.get("experiment", ""),
-        profile=table.get("profile", "short"),
-        parameters=tuple(f"{key}={value}" for key, value in table.get("parameters", {}).items()),
-        command=tuple(table.get("command", ())),
-        data=tuple(table.get("data", ())),
-        env=tuple(sorted((key, str(value)) for key, value in table.get("env", {}).items())),
-        alone=bool(table.get("alone", False)),
-    )
-
-
-def without_data(jobs: Sequence[Job], data: Path | None) -> dict[str, list[str]]:
-    """By job, the sets that it reads and that are not in the data folder; none for most jobs."""
-    found = {
-        job.name: [name for name in job.data if data is None or not (data / name).is_dir()]
-        for job in jobs
-    }
-    return {name: missing for name, missing in found.items() if missing}
-
-
-def words(job: Job, folder: Path, data: Path | None, host: Path | None = None) -> list[str]:
-    """The command of a job; one that was begun is resumed. `host`: the facts of the host."""
-    if job.command:
-        return [sys.executable if word == "python" else word for word in job.command]
-    given = [sys.executable, "-m", "narrowgauge_lab", "run", job.experiment]
-    given += ["--profile", job.profile, "--out", str(folder)]
-    for parameter in job.parameters:
-        given += ["-p", parameter]
-    if data is not None:
-        given += ["--data", str(data)]
-    if host is not None:
-        given += ["--host-facts", str(host)]
-    if (folder / "job.json").is_file():
-        given.append("--resume")
-    return given
 
 
 def describe_host(out: Path) -> Path | None:
@@ -176,39 +80,53 @@ class Queue:
     def __init__(self, jobs: Sequence[Job], options: argparse.Namespace) -> None:
         self._jobs = list(jobs)
         self._options = options
-        self._running = 0
+        self._running: set[str] = set()
         self._alone = False
         self._changed = threading.Condition()
+        #: Jobs that cannot begin any more, and what they waited for.
+        self.left_out: dict[str, str] = {}
 
     def take(self, gpu: str) -> Job | None:
         """The next job of this lane, once it may begin; None when none is left, or no time."""
         with self._changed:
             while True:
-                job = self._next(gpu)
-                if job is None or time.monotonic() > self._options.until - LEAST_S:
+                self._leave_out()
+                mine = [job for job in self._jobs if self._may_run(job, gpu)]
+                if not mine or time.monotonic() > self._options.until - LEAST_S:
                     return None
-                if not self._alone and not (job.alone and self._running):
+                # The first that waits for nothing; none overtakes what is alone.
+                job = next((each for each in mine if not self._awaited(each)), None)
+                if job is not None and not self._alone and not (job.alone and self._running):
                     self._jobs.remove(job)
-                    self._running += 1
+                    self._running.add(job.name)
                     self._alone = job.alone
                     return job
                 self._changed.wait(timeout=1.0)
 
-    def _next(self, gpu: str) -> Job | None:
-        """The first job that did not begin in another lane of these; none overtakes what is
-        alone."""
-        lanes = self._options.gpus.split(",")
-        for job in self._jobs:
-            if job.alone or begun_on(self._options.out / job.name) not in lanes:
-                return job
-            if begun_on(self._options.out / job.name) == gpu:
-                return job
-        return None
+    def _may_run(self, job: Job, gpu: str) -> bool:
+        """It has not begun in another lane of these."""
+        begun = begun_on(self._options.out / job.name)
+        return job.alone or begun == gpu or begun not in self._options.gpus.split(",")
 
-    def give_back(self) -> None:
-        """A job has ended."""
+    def _awaited(self, job: Job) -> list[str]:
+        """What it comes after and has not ended well."""
+        return [name for name in job.after if ended_with(self._options.out / name) != 0]
+
+    def _leave_out(self) -> None:
+        """Forget jobs that wait for what failed, or for what nobody is going to run."""
+        coming = {job.name for job in self._jobs} | self._running
+        for job in list(self._jobs):
+            for name in self._awaited(job):
+                if name not in coming or ended_with(self._options.out / name) is not None:
+                    self._jobs.remove(job)
+                    self.left_out[job.name] = name
+                    coming.discard(job.name)
+                    break
+
+    def give_back(self, job: Job) -> None:
+        """It has ended."""
         with self._changed:
-            self._running -= 1
+            self._running.remove(job.name)
             self._alone = False
             self._changed.notify_all()
 
@@ -233,7 +151,15 @@ def lane(
         try:
             codes[job.name] = run_job(job, gpu, cores, options)
         finally:
-            queue.give_back()
+            queue.give_back(job)
+
+
+def ended_with(folder: Path) -> int | None:
+    """The exit code of a job that has ended; None where it has not."""
+    try:
+        return int(json.loads((folder / ENDED).read_text())["exit_code"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def begun_on(folder: Path) -> str | None:
@@ -262,13 +188,18 @@ def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespac
         (folder / BEGUN).write_text(json.dumps({"gpu": gpu}) + "\n")
     begin = time.monotonic()
     with (folder / "log.txt").open("ab") as log:
-        child = subprocess.Popen(
-            words(job, folder, options.data, options.host),
-            cwd=ROOT, env=env, stdout=log, stderr=log,
-            stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        _pin(child.pid, cores if not job.alone else ())
-        code = _wait(child, options)
+        try:
+            child = subprocess.Popen(
+                words(job, folder, options.data, options.host),
+                cwd=ROOT, env=env, stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:  # as of a shell: the lane goes on with the next job
+            log.write(f"{error}\n".encode())
+            code: int | None = NO_SUCH_COMMAND
+        else:
+            _pin(child.pid, cores if not job.alone else ())
+            code = _wait(child, options)
     seconds = time.monotonic() - begin
     if code is not None:
         body = {"exit_code": code, "seconds": round(seconds, 1), "gpu": gpu}
@@ -399,13 +330,15 @@ def main(arguments: Sequence[str]) -> int:
                 thread.join()
     if options.pack:
         pack(options.out, options.pack)
+    for name, other in queue.left_out.items():
+        print(f"{name:40} left: it comes after {other}, which has not ended well", flush=True)
     if lacking and not queue.left and None not in codes.values():
         print(f"{len(lacking)} left for want of data; the same command goes on", flush=True)
         return 1 if any(codes.values()) else 3
     if queue.left or None in codes.values():
         print(f"time is up: {queue.left} not begun; the same command goes on", flush=True)
         return 3
-    return 1 if any(codes.values()) else 0
+    return 1 if any(codes.values()) or queue.left_out else 0
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ FOLDER = ROOT / "benchmarks" / "reference"
 
 @pytest.fixture(scope="module")
 def take() -> ModuleType:
+    sys.path.insert(0, str(FOLDER))  # as where it is run as a script
     spec = importlib.util.spec_from_file_location("reference_take", FOLDER / "take.py")
     assert spec is not None
     assert spec.loader is not None
@@ -83,6 +84,20 @@ def test_a_failure_is_the_exit_code_and_the_rest_goes_on(take: ModuleType, tmp_p
     assert (tmp_path / "out/good/log.txt").read_text() == "7\n"
 
 
+def test_a_program_that_is_not_there_costs_its_lane_nothing_else(
+    take: ModuleType, tmp_path: Path
+) -> None:
+    jobs = tmp_path / "jobs.toml"
+    jobs.write_text('[[job]]\nname = "lacking"\ncommand = ["no-such-program", "7"]\n')
+    write_list(tmp_path / "more.toml", {"good": "print(7)"})
+    out = tmp_path / "out"
+
+    assert take.main([str(jobs), str(tmp_path / "more.toml"), "--out", str(out)]) == 1
+    assert ended(out, "lacking")["exit_code"] == 127
+    assert "no-such-program" in (out / "lacking/log.txt").read_text()
+    assert (out / "good/log.txt").read_text() == "7\n"
+
+
 @pytest.mark.parametrize("ignored", [False, True])
 def test_what_is_cut_off_has_not_ended(
     ignored: bool, take: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -113,6 +128,47 @@ def test_what_is_alone_overlaps_with_nothing(take: ModuleType, tmp_path: Path) -
     times = {n: [float(t) for t in (tmp_path / "out" / n / "t").read_text().split()] for n in names}
     begin, end = times.pop("alone")
     assert all(t[1] <= begin or t[0] >= end for t in times.values())
+
+
+def test_a_job_comes_after_another_and_reads_its_folder(take: ModuleType, tmp_path: Path) -> None:
+    slow = "import os, time; time.sleep(0.5); open(os.environ['OUT'] + '/w', 'w').write('7')"
+    read = "import os; print(open(os.environ['OUT'] + '/../first/w').read())"
+    jobs = write_list(tmp_path / "jobs.toml", {"first": slow, "second": read, "third": ""})
+    jobs.write_text(jobs.read_text().replace('"second"', '"second"\nafter = ["first"]'))
+    out = tmp_path / "out"
+
+    assert take.main([str(jobs), "--out", str(out), "--gpus", "0,1"]) == 0
+    assert (out / "second/log.txt").read_text() == "7\n"
+    # What waits keeps no lane from what does not.
+    assert (out / "third/ended.json").stat().st_mtime < (out / "first/ended.json").stat().st_mtime
+
+
+@pytest.mark.parametrize("only", ["", "second"])
+def test_what_comes_after_a_failure_is_left_and_said(
+    only: str, take: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or after what is not run at all."""
+    names = {"first": "raise SystemExit(2)", "second": "", "second-too": "", "other": ""}
+    jobs = write_list(tmp_path / "jobs.toml", names)
+    text = jobs.read_text().replace('"second"', '"second"\nafter = ["first"]')
+    jobs.write_text(text.replace('"second-too"', '"second-too"\nafter = ["second"]'))
+    out = tmp_path / "out"
+
+    assert take.main([str(jobs), "--out", str(out), "--gpus", "0,1", "--only", only]) == 1
+    said = capsys.readouterr().out
+    assert "left: it comes after first" in said
+    assert "left: it comes after second" in said
+    assert not (out / "second").exists()
+    assert (out / "other/ended.json").exists() == (only == "")
+
+
+def test_a_parameter_names_a_file_of_an_earlier_job(take: ModuleType, tmp_path: Path) -> None:
+    job = take.Job(name="b", experiment="pruning", parameters=("weights={out}/a/row-0/w.pt",))
+
+    words = take.words(job, tmp_path / "b", None)
+    assert words[words.index("-p") + 1] == f"weights={tmp_path}/a/row-0/w.pt"
+    copy = take.Job(name="c", command=("cp", "{out}/a/w.pt", "here"))
+    assert take.words(copy, tmp_path / "c", None) == ["cp", f"{tmp_path}/a/w.pt", "here"]
 
 
 def test_what_was_cut_off_goes_on_in_its_lane(take: ModuleType, tmp_path: Path) -> None:
@@ -193,6 +249,7 @@ def test_a_run_is_told_what_host_it_is_on(take: ModuleType, tmp_path: Path) -> N
             '[[job]]\nname = "a"\ncommand = ["x"]\n[[job]]\nname = "a"\ncommand = ["y"]\n',
             "used twice",
         ),
+        ('[[job]]\nname = "a"\ncommand = ["x"]\nafter = ["b"]\n', "no job before it"),
         ("[[job", ""),
     ],
 )

@@ -1,0 +1,124 @@
+"""The lists that `take.py` runs: what a job is, and what it needs before it may begin."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python before 3.11
+    import tomli as tomllib
+
+__all__ = ["OUT", "Job", "ListError", "load_jobs", "missing_packages", "without_data", "words"]
+
+#: In a word of a command or a parameter: the folder of all jobs' folders.
+OUT = "{out}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One line of a list: an experiment's run, or a command."""
+
+    name: str
+    experiment: str = ""
+    profile: str = "short"
+    parameters: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    alone: bool = False
+
+
+class ListError(Exception):
+    """A list that cannot be read."""
+
+
+def load_jobs(paths: Sequence[Path]) -> list[Job]:
+    """The jobs of all lists, in order. Raises ListError: unknown keys, names used twice, a job that
+    comes after one which no list has before it."""
+    jobs: list[Job] = []
+    known = {field.name for field in dataclasses.fields(Job)}
+    for path in paths:
+        with path.open("rb") as file:
+            tables = tomllib.load(file).get("job", [])
+        for number, table in enumerate(tables, start=1):
+            place = f"{path} job {number}"
+            unknown = sorted(set(table) - known)
+            if unknown:
+                raise ListError(f"{place} has the unknown key '{unknown[0]}'")
+            job = _job(table, place)
+            if job in jobs:
+                continue  # several lists begin with the same
+            if job.name in {earlier.name for earlier in jobs}:
+                raise ListError(f"{place}: the name '{job.name}' is used twice")
+            for name in job.after:
+                if name not in {earlier.name for earlier in jobs}:
+                    raise ListError(f"{place}: after = '{name}', which is no job before it")
+            jobs.append(job)
+    if not jobs:
+        raise ListError(f"no [[job]] in {', '.join(map(str, paths))}")
+    return jobs
+
+
+def missing_packages(paths: Sequence[Path], without: Sequence[str]) -> list[str]:
+    """The packages that lists need, that this Python lacks and that nobody said to go without."""
+    needed: set[str] = set()
+    for path in paths:
+        with path.open("rb") as file:
+            needed.update(tomllib.load(file).get("needs", []))
+    return sorted(name for name in needed - set(without) if importlib.util.find_spec(name) is None)
+
+
+def _job(table: dict[str, Any], place: str) -> Job:
+    name = table.get("name", "")
+    if not name or set(name) - set("abcdefghijklmnopqrstuvwxyz0123456789-_."):
+        raise ListError(f"{place} needs a name of a-z, 0-9, '-', '_' and '.', not '{name}'")
+    if bool(table.get("experiment")) == bool(table.get("command")):
+        raise ListError(f"{place} needs either 'experiment' or 'command'")
+    return Job(
+        name=name,
+        experiment=table.get("experiment", ""),
+        profile=table.get("profile", "short"),
+        parameters=tuple(f"{key}={value}" for key, value in table.get("parameters", {}).items()),
+        command=tuple(table.get("command", ())),
+        data=tuple(table.get("data", ())),
+        after=tuple(table.get("after", ())),
+        env=tuple(sorted((key, str(value)) for key, value in table.get("env", {}).items())),
+        alone=bool(table.get("alone", False)),
+    )
+
+
+def without_data(jobs: Sequence[Job], data: Path | None) -> dict[str, list[str]]:
+    """By job, the sets that it reads and that are not in the data folder; none for most jobs."""
+    found = {
+        job.name: [name for name in job.data if data is None or not (data / name).is_dir()]
+        for job in jobs
+    }
+    return {name: missing for name, missing in found.items() if missing}
+
+
+def words(job: Job, folder: Path, data: Path | None, host: Path | None = None) -> list[str]:
+    """The command of a job whose own folder is `folder`, beside those of the others: what is in
+    one of these, a word or a parameter names by `{out}`. A run that was begun is resumed. `host`:
+    the facts of the host."""
+    beside = str(folder.parent)
+    if job.command:
+        given = [sys.executable if word == "python" else word for word in job.command]
+        return [word.replace(OUT, beside) for word in given]
+    given = [sys.executable, "-m", "narrowgauge_lab", "run", job.experiment]
+    given += ["--profile", job.profile, "--out", str(folder)]
+    for parameter in job.parameters:
+        given += ["-p", parameter.replace(OUT, beside)]
+    if data is not None:
+        given += ["--data", str(data)]
+    if host is not None:
+        given += ["--host-facts", str(host)]
+    if (folder / "job.json").is_file():
+        given.append("--resume")
+    return given
