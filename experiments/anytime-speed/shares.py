@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, Sequence, Tuple
+from typing import Any, Callable, Sequence, Tuple
 
 import torch
 
@@ -15,7 +15,8 @@ from narrowgauge_lab.anytime.deadline import measure_stages
 from narrowgauge_lab.anytime.device_exit import CapturedStages
 from narrowgauge_lab.anytime.policies import Policy
 from narrowgauge_lab.context import RowContext
-from narrowgauge_lab.graphs import CaptureError, capture_or_say
+from narrowgauge_lab.engines.graph import capture
+from narrowgauge_lab.graphs import CaptureError
 from narrowgauge_lab.measure import Comparison, TimingPlan, interleave
 from narrowgauge_lab.measure.recording import record_samples
 from narrowgauge_lab.measure.state import steadily
@@ -31,7 +32,6 @@ _DIFFERENT = 0.02
 #: How far logits of the same exit may be apart, over the largest: that other order again, in as
 #: many digits as the products have (23 bits of fraction, and 10).
 _APART = {"fp32": 1e-3, "tf32": 5e-2}
-_WARM_UP = 3
 _STAGE_PASSES = 5
 
 
@@ -180,26 +180,7 @@ def _prepared(calls: Tuple[Call, Call], device: torch.device) -> Tuple[Tuple[Cal
     if not torch_compat.graphs_available(device):
         return calls, f"launch by launch: a {device.type} has no CUDA graphs"
     try:
-        return (_captured(calls[0], device), _captured(calls[1], device)), "cuda-graph"
+        first, second = (capture(call, device, "it is timed launch by launch") for call in calls)
+        return (first, second), "cuda-graph"
     except CaptureError as error:
         return calls, f"launch by launch: {error.what}: {error.why}"
-
-
-def _captured(call: Call, device: torch.device) -> Call:
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UP):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    kept: Dict[str, Any] = {}
-    said = capture_or_say("the network", "it is timed launch by launch")
-    with said, torch.cuda.graph(graph, stream=stream):
-        kept["outputs"] = call()
-
-    def replay() -> Any:
-        graph.replay()
-        return kept["outputs"]
-
-    return replay

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from typing import Any, Dict
 
-from narrowgauge_lab import training
+from narrowgauge_lab import precision, training
 from narrowgauge_lab.anytime.feeds import Splits, make_splits
 from narrowgauge_lab.anytime.logits_file import About
 from narrowgauge_lab.anytime.training import train_anytime
@@ -34,6 +34,8 @@ def run(ctx: RowContext) -> None:
     splits = _splits(ctx, data, settings)
     training.seed_everything(ctx.seed)
     net = Network(settings, len(splits.classes)).to(ctx.device)
+    # Before the first gradient: cuDNN takes tf32 for a convolution unless told otherwise.
+    precision.enter("fp32", ctx.device)
     about = About("fundamentals", ", ".join((parameters["variant"], *changes)))
     ctx.fact("study", settings.study)
     ctx.fact("variant", about.variant)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from typing import Any, Callable, ContextManager, List, Optional, Tuple, Union
+from typing import Any, Callable, ContextManager, Dict, Hashable, List, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,8 @@ from narrowgauge_lab.sentry import Lookout, Sentry
 
 __all__ = ["Placing", "Stepper"]
 
+_AnyStep = Union[EagerStep, GraphedStep]
+
 
 @dataclasses.dataclass(frozen=True)
 class Placing:
@@ -37,9 +39,9 @@ class Placing:
 class Stepper:
     """Updates `model`, and sums what its batches gave.
 
-    `graphs`: auto | off, whether steps are captured in a CUDA graph. Where there are other
-    processes, what they do together stays outside of it. `placing`: see there. `uncapturable`: why
-    a step cannot be captured, where it cannot.
+    `graphs`: auto | off, whether steps are captured in a CUDA graph, each kind of update in one of
+    its own. Where there are other processes, what they do together stays outside of it. `placing`:
+    see there.
     """
 
     def __init__(
@@ -52,7 +54,6 @@ class Stepper:
         batch_size: int,
         graphs: str,
         placing: Optional[Placing] = None,
-        uncapturable: str = "",
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -75,21 +76,32 @@ class Stepper:
         self._part_set = 1.0
         shared = group.size > 1
         body = self._gradients if shared else self._update
-        self._step: Union[EagerStep, GraphedStep]
-        if placing is not None:
-            uncapturable = "layers are placed by a plan, and their copies wait"
-        if uncapturable:
-            self._step = EagerStep(body, uncapturable)
-        else:
-            self._step = make_step(graphs, body, batch_size, mode.device, beside_threads=shared)
+
+        def make() -> _AnyStep:
+            if placing is not None:
+                return EagerStep(body, "layers are placed by a plan, and their copies wait")
+            return make_step(graphs, body, batch_size, mode.device, beside_threads=shared)
+
+        self._make: Callable[[], _AnyStep] = make
+        #: What tells the next update from those that launch other kernels, or on other sizes.
+        self.kind: Hashable = None
+        self._steps: Dict[Hashable, _AnyStep] = {self.kind: make()}
 
     @property
     def description(self) -> str:
         """How steps ran by now, for the fact `graphs_ran`."""
-        ran = self._step.description
+        found = [step.description for step in self._steps.values()]
+        ran = "cuda-graph" if "cuda-graph" in found else found[0]
         if ran != "cuda-graph" or self.group.size == 1:
             return ran
         return "cuda-graph of forward and backward pass; all-reduce and update launch by launch"
+
+    def release(self) -> None:
+        """Let go of captured steps, after the last one. They and this object keep each other and
+        gigabytes of the device, until Python happens to look for cycles."""
+        over = EagerStep(_released, self.description)
+        self._make = lambda: over
+        self._steps = {None: over}
 
     @property
     def skipped(self) -> int:
@@ -121,19 +133,26 @@ class Stepper:
     def __call__(self, indices: torch.Tensor) -> None:
         """One update from the images at `indices`, of which this process takes its shard."""
         self.number += 1
+        step = self._step()
         if self.group.size == 1:
-            self._step(indices)
+            step(indices)
             return
         mine = self.group.shard(indices)
         self._set_part(len(mine) / len(indices))
         if len(indices) == self._full:
-            self._step(mine)
+            step(mine)
         elif len(mine) > 0:  # eager on all: a captured step of one may not meet eager ones
             self._gradients(mine)
         else:
             self.optimizer.gradient.zero_()
         self.group.all_reduce_(self.optimizer.gradient)
         self._apply()
+
+    def _step(self) -> _AnyStep:
+        """Of the kind that comes next."""
+        if self.kind not in self._steps:
+            self._steps[self.kind] = self._make()
+        return self._steps[self.kind]
 
     def _set_part(self, part: float) -> None:
         if part != self._part_set:
@@ -183,3 +202,7 @@ class Stepper:
         self.optimizer.step(skip=skip)
         if scale is not None and overflowed is not None:
             scale.update(overflowed)
+
+
+def _released(indices: torch.Tensor) -> None:
+    raise RuntimeError(f"a step on {len(indices)} images, after the training was over")

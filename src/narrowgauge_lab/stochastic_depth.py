@@ -45,7 +45,6 @@ class RandomBlock(nn.Module):
         self.block: Any = block
         self.stays = stays
 
-    # unverified: draws of a captured step | no GPU was here | pytest -m gpu tests/lab
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         residual = self.block.residual(images)
         if self.training:

@@ -39,12 +39,15 @@ from narrowgauge_lab.stepping import Stepper
 __all__ = ["Recipe", "Training", "rank_seed", "seed_everything", "train"]
 
 _PROGRESS_SECONDS = 0.5
+#: A checkpoint of a large network takes seconds: the next one is so many times as far away.
+_TIMES_A_SAVE = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """How to train. `batch_size`: images per update and process; `graphs`: auto | off. A checkpoint
-    is due so many seconds after the one before. With a `plan`, which says the precisions, model and
+    is due so many seconds after the one before, or later where writing takes more than a twentieth
+    of the time; 0: after every epoch. With a `plan`, which says the precisions, model and
     data are where `placed.home` says. `ran`: what the probe has to see, where layers compute in
     others than `precision`, such as `fp32+int8`; empty: `precision`. `objective`: the losses of a
     model with several exits, one cross entropy otherwise. `keep_last`: the last epoch leaves a
@@ -95,6 +98,7 @@ def train(
     training.prepare()
     training.resume()
     evaluation = training.run()
+    training.step.release()
     if evaluation is not None and group.speaks:
         if recipe.save_confusion:
             write_confusion(ctx, test_set.labels, evaluation.predicted, classes)
@@ -142,6 +146,7 @@ class Training:
         )
         self.epoch = 0
         self._saved_at = self._began = time.monotonic()
+        self._save_took = 0.0
         #: Seconds that this row took in the processes before a resume.
         self._seconds_before = 0.0
         self._shown_at = 0.0
@@ -370,7 +375,11 @@ class Training:
     def save_if_due(self) -> None:
         """Write a checkpoint, unless the last one is young or nothing is left to do."""
         last = self.epoch == self.recipe.epochs
-        early = time.monotonic() - self._saved_at < self.recipe.checkpoint_seconds
+        patience = self.recipe.checkpoint_seconds
+        if patience:
+            patience = max(patience, _TIMES_A_SAVE * self._save_took)
+        begin = time.monotonic()
+        early = begin - self._saved_at < patience
         skipped = not self.recipe.keep_last if last else early
         if skipped or not self.group.speaks:
             return
@@ -390,6 +399,7 @@ class Training:
             }
         )
         self._saved_at = time.monotonic()
+        self._save_took = self._saved_at - begin
 
 
 def rank_seed(seed: int, epoch: int, rank: int) -> int:

@@ -128,7 +128,16 @@ def test_on_a_gpu_the_clock_leaves_by_the_fastest_way_there_is(tmp_path: Path) -
     row = ROWS.run(tmp_path, device=torch.device("cuda"))
 
     assert row.facts["clock_exits"] != "host read after each exit"
-    assert _value(row, "clock_gain") > 0
+    sums = {}
+    for name in ("whole", "early", "early_trunk", "launched"):
+        metric = row.metric(f"{name}_latency")
+        assert metric is not None
+        sums[name] = sum(metric.values)
+    assert _value(row, "clock_gain") == pytest.approx(sums["whole"] / sums["early"])
+    published = sums["launched"] / sums["early_trunk"]
+    assert _value(row, "published_clock_gain") == pytest.approx(published)
+    # One launch for some dozens of kernels.
+    assert sums["whole"] < sums["launched"]
 
 
 def test_one_image_leaves_where_its_entropy_says_and_costs_no_more() -> None:

@@ -136,7 +136,8 @@ class TestSandwich:
                 torch.autograd.grad(losses.total(objective.weights), wanted)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # On the warm-up's stream: gradients would wait for that one, which captures nothing.
+        with torch.cuda.graph(graph, stream=stream):
             losses = objective.losses(net, images, labels)
             torch.autograd.grad(losses.total(objective.weights), wanted)
         objective.begin_epoch(1, net)

@@ -12,8 +12,10 @@ from narrowgauge_lab import precision, torch_compat
 from narrowgauge_lab.anytime.feeds import make_splits
 from narrowgauge_lab.anytime.gradients import Combination, Orthogonalised, PCGrad, Sum
 from narrowgauge_lab.anytime.objective import ExitLosses
+from narrowgauge_lab.anytime.resolution import RandomSizes
 from narrowgauge_lab.anytime.stepping import ExitStepper
 from narrowgauge_lab.distributed import ALONE
+from narrowgauge_lab.networks.cifar_resnet import cifar_resnet
 from narrowgauge_lab.optim import SGD
 
 pytestmark = pytest.mark.gpu
@@ -53,3 +55,30 @@ def test_a_captured_step_does_what_the_eager_one_does(combination: Combination, 
     assert float((one - other).abs().max()) <= tolerance
     sums = [walk.sums.tolist() for walk in walks]
     assert sums[0] == pytest.approx(sums[1], rel=tolerance)
+
+
+def _sizes(graphs: str) -> ExitStepper:
+    """Thirty updates at random sizes: of each, three warm up and the rest are replayed."""
+    torch.manual_seed(0)
+    net = cifar_resnet(18, 0.0625).to(CUDA).train()
+    feed = make_splits(made_up(), CUDA, validation=20).training
+    mode = precision.enter("fp32", CUDA)
+    objective = RandomSizes((16, 20, 32), 0, 30)
+    stepper = ExitStepper(net, SGD(net, 0.01), feed, mode, ALONE, 10, graphs, objective)
+    stepper.begin()
+    objective.begin_epoch(0, net)
+    for start in range(30):
+        stepper((torch.arange(10, device=CUDA) + 7 * start) % len(feed))
+    return stepper
+
+
+def test_each_size_has_a_captured_step_of_its_own() -> None:
+    if not torch_compat.graphs_available(CUDA):
+        pytest.skip("this torch has no CUDA graphs")
+    walks = [_sizes(graphs) for graphs in ("off", "auto")]
+
+    assert [walk.description for walk in walks] == ["off", "cuda-graph"]
+    one, other = (walk.optimizer.values for walk in walks)
+    assert float((one - other).abs().max()) <= 1e-3
+    sums = [walk.sums.tolist() for walk in walks]
+    assert sums[0] == pytest.approx(sums[1], rel=1e-2)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError
+from narrowgauge_lab import precision
 from narrowgauge_lab.anytime.resolution import (
     AtSize,
     RandomSizes,
@@ -19,9 +20,17 @@ from narrowgauge_lab.anytime.resolution import (
     sizes,
     windows,
 )
+from narrowgauge_lab.anytime.stepping import ExitStepper
+from narrowgauge_lab.augment import Feed
 from narrowgauge_lab.batch_statistics import reestimate_from
+from narrowgauge_lab.data import synthetic_data
+from narrowgauge_lab.distributed import ALONE
+from narrowgauge_lab.graphs import EagerStep
 from narrowgauge_lab.measure.cost import count
 from narrowgauge_lab.networks.cifar_resnet import cifar_resnet
+from narrowgauge_lab.optim import SGD
+
+CPU = torch.device("cpu")
 
 
 def _images(count: int = 4, size: int = 32, channels: int = 3) -> torch.Tensor:
@@ -122,7 +131,9 @@ class TestRandomSizes:
         net.seen.clear()
         objective.begin_epoch(epoch, net)
         for _ in range(updates):
+            kind = objective.begin_update()
             objective.losses(net, _images(), torch.zeros(4, dtype=torch.int64))
+            assert net.seen[-1] == kind
         return net.seen
 
     def test_an_epoch_has_the_same_sizes_again(self) -> None:
@@ -142,7 +153,26 @@ class TestRandomSizes:
         wanted = F.cross_entropy(net(at_size(images, 16)), labels)
         assert losses.per_exit[0] is not None
         assert float(losses.per_exit[0].detach()) == pytest.approx(float(wanted.detach()))
-        assert objective.uncapturable
+        assert objective.begin_update() == 16
+
+    def test_each_size_has_a_step_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made: List[EagerStep] = []
+
+        def make(graphs: str, step: Any, *_: Any, **__: Any) -> EagerStep:
+            made.append(EagerStep(step))
+            return made[-1]
+
+        monkeypatch.setattr("narrowgauge_lab.stepping.make_step", make)
+        data = synthetic_data(0, channels=3, size=16, classes=2, train=20, test=4)
+        feed = Feed(data.train_images, data.train_labels, (0.5,) * 3, (0.2,) * 3, CPU)
+        net, objective = self._Noting(), RandomSizes((8, 12, 16), 0, 30)
+        mode = precision.enter("fp32", CPU)
+        stepper = ExitStepper(net, SGD(net, 0.1), feed, mode, ALONE, 4, "auto", objective)
+        for _ in range(30):
+            stepper(torch.arange(4))
+
+        assert set(net.seen) == {8, 12, 16}
+        assert len(made) == 4  # and the one of before the first update
 
     def test_a_size_that_no_network_takes_is_refused(self) -> None:
         with pytest.raises(BadValueError, match="a size of 5"):

@@ -7,6 +7,8 @@ import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Dict
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from narrowgauge_contract.errors import NotApplicableError, UnknownNameError
 from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog, read_events
 from narrowgauge_contract.outcome import Status
 from narrowgauge_lab import precision, torch_compat, training
-from narrowgauge_lab.checkpoint import CheckpointMismatchError
+from narrowgauge_lab.checkpoint import CheckpointMismatchError, Checkpoints
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.history import EPOCH_METRICS, SCALING_METRICS
 
@@ -186,6 +188,48 @@ def test_no_checkpoint_is_due_before_its_time(tmp_path: Path) -> None:
     case.train(recipe(epochs=3, checkpoint_seconds=3600.0))
 
     assert list(tmp_path.rglob("checkpoint-*")) == []
+
+
+def test_a_checkpoint_that_takes_long_is_written_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each epoch 2 s and each write 1 s: due every second, and written once in twenty."""
+    clock, saved = [0.0], []
+
+    class Slow(Checkpoints):
+        def save(self, state: Dict[str, Any]) -> Path:
+            clock[0] += 1.0
+            saved.append(state["epoch"])
+            return self.folder
+
+    def run_epoch(self: training.Training) -> Any:
+        clock[0] += 2.0
+        return epoch(self)
+
+    epoch = training.Training.run_epoch
+    monkeypatch.setattr(training.Training, "run_epoch", run_epoch)
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("narrowgauge_lab.context.Checkpoints", Slow)
+    Case(tmp_path).train(recipe(epochs=15, checkpoint_seconds=1.0))
+
+    assert saved == [1, 11]
+
+
+def test_nothing_is_stepped_once_a_training_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+    made = training.Training._stepper
+
+    def keep(self: training.Training) -> Any:
+        kept.append(made(self))
+        return kept[-1]
+
+    monkeypatch.setattr(training.Training, "_stepper", keep)
+    Case(tmp_path).train(recipe(epochs=1))
+
+    with pytest.raises(RuntimeError, match="after the training was over"):
+        kept[0](torch.arange(3))
 
 
 @pytest.mark.parametrize("rate", [1e30, math.inf])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Hashable, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -49,8 +49,8 @@ class Losses:
 
 
 class Objective(abc.ABC):
-    """The losses of a training step. Nothing in it may ask the device for an answer, since it may
-    be under capture in a CUDA graph; one that has to says why in `uncapturable`.
+    """The losses of a training step. Nothing in `losses` may ask the device for an answer, since it
+    may be under capture in a CUDA graph; updates of one kind (`begin_update`) are captured once.
 
     `exits`: how many losses there are. `combination`: how they become an update. `extra`: the name
     of the metric of the mean extra loss of an epoch (its unit is nat); empty: there is none.
@@ -61,7 +61,6 @@ class Objective(abc.ABC):
     exits: int
     combination: Combination = Sum()
     extra: str = ""
-    uncapturable: str = ""
     cosine_images: int = 0
 
     @abc.abstractmethod
@@ -73,6 +72,12 @@ class Objective(abc.ABC):
         """Told before each epoch, counted from 0, also of the first after a resume: the place to
         set what depends on it, in tensors on the device."""
         del epoch, model
+
+    def begin_update(self) -> Hashable:
+        """Told before each update, on the host: the place to choose what changes from one update to
+        the next and is no tensor. Gives its kind: two of one kind launch the same kernels on the
+        same sizes."""
+        return None
 
     def after_epoch(self, model: nn.Module) -> Dict[str, float]:
         """Asked after each epoch, before its checkpoint: what the objective measures of the model

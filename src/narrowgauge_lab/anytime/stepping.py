@@ -41,14 +41,15 @@ class ExitStepper(Stepper):
         self.objective = objective
         #: Over the epoch: loss · images of each exit, images of each exit, extra loss · images.
         self.sums = torch.zeros(2 * objective.exits + 1, dtype=torch.float64, device=mode.device)
-        super().__init__(
-            model, optimizer, training_set, mode, group, batch_size, graphs,
-            uncapturable=objective.uncapturable,
-        )  # fmt: skip
+        super().__init__(model, optimizer, training_set, mode, group, batch_size, graphs)
 
     def begin(self) -> None:
         super().begin()
         self.sums.zero_()
+
+    def __call__(self, indices: torch.Tensor) -> None:
+        self.kind = self.objective.begin_update()
+        super().__call__(indices)
 
     def losses(self, images: torch.Tensor, labels: torch.Tensor) -> Losses:
         """Of a batch, in the row's precision."""

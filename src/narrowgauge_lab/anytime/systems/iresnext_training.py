@@ -68,7 +68,6 @@ class Sandwich(Objective):
         per_exit = (taught[0], *(None,) * (GROUPS - 2), F.cross_entropy(widest, labels))
         return Losses(per_exit, widest, torch.stack(taught[1:]).sum())
 
-    # unverified: drawn exits in a captured step | no GPU was here | pytest -m gpu tests/lab
     def _answers(
         self, model: nn.Module, images: torch.Tensor, pair: torch.Tensor
     ) -> List[torch.Tensor]:

@@ -7,13 +7,12 @@ torch 1.10, it is called each time.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import weakref
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, List
 
 import torch
 
+from narrowgauge_contract.collector import without_collector
 from narrowgauge_lab import torch_compat
 
 __all__ = ["Recorder", "Replay"]
@@ -67,7 +66,9 @@ class Recorder:
         pool = self._pool(id(lane))
         graph = torch.cuda.CUDAGraph()
         try:
-            with _uncollected():
+            # Page-locked tensors that the collector happened to free here would record their
+            # streams' events, the capture's among them.
+            with without_collector():
                 _begin(graph, pool)
                 try:
                     results = work()
@@ -98,16 +99,3 @@ def _begin(graph: Any, pool: Any) -> None:
         graph.capture_begin(pool, capture_error_mode="thread_local")
     else:
         graph.capture_begin(pool)
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Page-locked tensors that the collector happened to free here would record their streams'
-    events, the capture's among them."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
