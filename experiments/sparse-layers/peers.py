@@ -74,7 +74,7 @@ def peers_of(
         "torch_packed": lambda: [torch_packed(problem)],
         "cudnn": cudnn_plans,
         "own_dense": lambda: [_own_dense(problem, tune_s)],
-        "torch_sparse": lambda: [Peer("torch_sparse", _torch_sparse(problem))],
+        "torch_sparse": lambda: [Peer("torch_sparse", _torch_sparse(problem), waits=True)],
         "spconv": lambda: [_spconv(problem)],
     }
     for name, make in makers.items():
@@ -171,7 +171,7 @@ def _spconv(problem: Problem) -> Peer:
         sparse = spconv.SparseConvTensor(values, places, list(x.shape[2:]), len(x))
         return layer(sparse).dense()
 
-    return Peer("spconv", call, {"only_at": "pixels with a nonzero"})
+    return Peer("spconv", call, {"only_at": "pixels with a nonzero"}, waits=True)
 
 
 def _on_gpu(tensor: torch.Tensor) -> bool:

@@ -33,11 +33,13 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Peer:
-    """`call` gives [B, N, H', W'] in whichever order of memory."""
+    """`call` gives [B, N, H', W'] in whichever order of memory. `waits`: it waits for the device
+    itself, so that its launches cannot be hidden."""
 
     name: str
     call: Call
     about: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    waits: bool = False
 
 
 def problem_of(layer: Layer, device: torch.device, precision: str) -> Problem:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from narrowgauge_contract.errors import NarrowgaugeError, NotApplicableError
-from narrowgauge_lab.layers.sparse import calibrate
+from narrowgauge_lab.layers.sparse import calibrate, levels_for
 
 from .ours import sparse_layer
 from .problem import Peer, Problem
@@ -17,8 +17,8 @@ from .times import SELECTED, WAYS
 
 __all__ = ["selected"]
 
-#: Shares of zeros that the layer is calibrated at, and pairs of samples at each.
-_LEVELS, _PAIRS = (0.0, 0.3, 0.5, 0.7, 0.9, 0.99), 3
+#: Of samples, at each share of zeros that the layer is calibrated at.
+_PAIRS = 3
 
 
 def selected(problem: Problem, seconds: float) -> Tuple[Tuple[Peer, ...], Dict[str, str]]:
@@ -33,7 +33,8 @@ def selected(problem: Problem, seconds: float) -> Tuple[Tuple[Peer, ...], Dict[s
     model = nn.Sequential(layer).eval()
     try:
         with torch.no_grad():
-            (found,) = calibrate(model, x, levels=_LEVELS, pairs=_PAIRS, limit_s=seconds)
+            levels = levels_for(x.device)
+            (found,) = calibrate(model, x, levels=levels, pairs=_PAIRS, limit_s=seconds)
             chosen, why = layer.choose(x)
     except NarrowgaugeError as error:
         raise NotApplicableError("the layer could not be calibrated", why=error.what) from error

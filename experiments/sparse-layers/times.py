@@ -102,12 +102,14 @@ def _middle(ratios: Sequence[float]) -> float:
     return statistics.median(ratios)
 
 
-def in_turns(ctx: RowContext, first: Call, second: Call) -> Comparison:
-    """Both as the row says; on a GPU without their launches, where those can be hidden."""
-    pairs = ctx.parameters["pairs"]
-    return with_hidden_launches(
-        lambda plan: interleave(first, second, ctx.device, plan, pairs), ctx.device, _plan(ctx)
-    )
+def in_turns(ctx: RowContext, first: Call, second: Call, waits: bool = False) -> Comparison:
+    """Both as the row says; on a GPU without their launches, where those can be hidden. `waits`:
+    one of them waits for the device, and nobody has to find out."""
+
+    def take(plan: TimingPlan) -> Comparison:
+        return interleave(first, second, ctx.device, plan, ctx.parameters["pairs"])
+
+    return take(_plan(ctx)) if waits else with_hidden_launches(take, ctx.device, _plan(ctx))
 
 
 def _alone(ctx: RowContext, call: Call) -> Samples:
@@ -126,7 +128,9 @@ def measure_layer(ctx: RowContext, layer: Layer, ours: Ours, peers: Sequence[Pee
     any, ours alone. Records nothing."""
     calls = {peer.name: peer.call for peer in peers}
     beside = {
-        name: in_turns(ctx, ours.call, call) for name, call in calls.items() if name not in WAYS
+        peer.name: in_turns(ctx, ours.call, peer.call, peer.waits)
+        for peer in peers
+        if peer.name not in WAYS
     }
     ways = {name: in_turns(ctx, calls[name], calls[SELECTED]) for name in WAYS if name in calls}
     first = next(iter(beside.values()), None)

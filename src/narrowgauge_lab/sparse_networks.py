@@ -25,7 +25,7 @@ from narrowgauge_lab.engines import EngineCache, Preparation, Runner, prepare
 from narrowgauge_lab.engines.base import DTYPES
 from narrowgauge_lab.engines.native import TorchRunner, converted, laid_out
 from narrowgauge_lab.engines.registry import require_here
-from narrowgauge_lab.layers.sparse import calibrate, choices, convert
+from narrowgauge_lab.layers.sparse import calibrate, choices, convert, levels_for
 from narrowgauge_lab.transforms import fold_batch_norm
 
 __all__ = ["WAYS", "Ready", "make_ready"]
@@ -33,9 +33,8 @@ __all__ = ["WAYS", "Ready", "make_ready"]
 WAYS = ("eager", "dense", "compile", "narrowgauge", "sparse")
 #: Which engine runs a way on a GPU.
 _ENGINES = {"eager": "eager", "dense": "cuda-graph", "compile": "compile"}
-#: Shares of zeros a layer is calibrated at beside that of its own map, and pairs of samples at
-#: each. On a GPU it chooses by its own map, and by no share.
-_LEVELS, _LEVELS_GPU, _PAIRS = (0.0, 0.3, 0.5, 0.7, 0.9, 0.99), (0.5, 0.9), 3
+#: Of samples, at each share of zeros that a layer is calibrated at.
+_PAIRS = 3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,7 +102,7 @@ def _sparse(
                 next_step="python -m narrowgauge_kernels.build",
             )
         if calibrate_s > 0:
-            levels = _LEVELS if example.device.type == "cpu" else _LEVELS_GPU
+            levels = levels_for(example.device)
             calibrate(module, example, levels=levels, pairs=_PAIRS, limit_s=calibrate_s)
         layers = choices(module, example)
     runner = _runner(module, wanted, example, layout)

@@ -113,7 +113,7 @@ def test_weights_that_are_not_obtainable_are_skipped(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _calibrated_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse_networks, "_LEVELS", (0.0, 0.9))
+    monkeypatch.setattr(sparse_networks, "levels_for", lambda device: (0.0, 0.9))
     monkeypatch.setattr(sparse_networks, "_PAIRS", 1)
 
 

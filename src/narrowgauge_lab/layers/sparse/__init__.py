@@ -19,7 +19,7 @@
 | `weights`     | 2:4 sparsity of the weights of 1x1 convolutions, by torch                    |
 """
 
-from narrowgauge_lab.layers.sparse.calibration import Calibrated, calibrate
+from narrowgauge_lab.layers.sparse.calibration import Calibrated, calibrate, levels_for
 from narrowgauge_lab.layers.sparse.convert import Converted, LeftAlone, choices, convert
 from narrowgauge_lab.layers.sparse.modules import SparseConv2d
 from narrowgauge_lab.layers.sparse.settings import BACKENDS, Crossover, Point, Settings
@@ -36,4 +36,5 @@ __all__ = [
     "calibrate",
     "choices",
     "convert",
+    "levels_for",
 ]

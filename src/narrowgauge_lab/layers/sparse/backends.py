@@ -69,7 +69,17 @@ def sparse(
             return _convolution(call, x, prepared, switched)(x, weight, bias)
         return run_packed(x, weight, prepared.packed(weight), bias, *call.rest)
 
+    if not _wants_gradient(x, call):
+        # A node that nobody goes back through costs as much as a small layer.
+        return run(x, call.weight, call.bias)
     return SparseConv2dFunction.apply(x, call.weight, call.bias, *call.rest, run)
+
+
+def _wants_gradient(x: torch.Tensor, call: Call) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    biased = call.bias is not None and call.bias.requires_grad
+    return x.requires_grad or call.weight.requires_grad or biased
 
 
 def _convolution(call: Call, x: torch.Tensor, prepared: Prepared, switched: Optional[float]) -> Any:

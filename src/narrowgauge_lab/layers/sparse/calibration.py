@@ -16,10 +16,12 @@ from narrowgauge_lab.layers.sparse.modules import SparseConv2d
 from narrowgauge_lab.layers.sparse.settings import Crossover, Key, Point, key_of
 from narrowgauge_lab.measure import Comparison, TimingPlan, interleave, with_hidden_launches
 
-__all__ = ["LEVELS", "Calibrated", "calibrate", "crossing", "map_with_zeros"]
+__all__ = ["LEVELS", "Calibrated", "calibrate", "crossing", "levels_for", "map_with_zeros"]
 
 #: Fractions of zeros that are measured beside that of the layer's own map.
 LEVELS = (0.0, 0.3, 0.5, 0.7, 0.9, 0.99)
+#: Where a layer chooses by its own map, and by no fraction.
+_LEVELS_GPU = (0.5, 0.9)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +87,11 @@ def calibrate(
             module.switches[key_of(x)] = switch
         found.append(Calibrated(name, crossover, "" if first.name == name else first.name, switch))
     return tuple(found)
+
+
+def levels_for(device: torch.device) -> Tuple[float, ...]:
+    """The fractions that are worth measuring there: on CUDA a layer chooses by its own map."""
+    return LEVELS if device.type == "cpu" else _LEVELS_GPU
 
 
 def crossing(points: Sequence[Point]) -> float:

@@ -69,11 +69,14 @@ class SparseConv2d(nn.Conv2d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self._check(x)
-        return self.by(self.choose(x)[0], x)
+        call = self.call()
+        return self._by(self._chosen(call, x)[0], call, x)
 
     def by(self, chosen: str, x: torch.Tensor) -> torch.Tensor:
         """The layer of x, computed by what `choose` may give."""
-        call = self.call()
+        return self._by(chosen, self.call(), x)
+
+    def _by(self, chosen: str, call: Call, x: torch.Tensor) -> torch.Tensor:
         if chosen == "dense":
             return backends.dense(call, x)
         if chosen == "reference":
@@ -89,10 +92,13 @@ class SparseConv2d(nn.Conv2d):
         Raises NotApplicableError where `sparse` or `switched` is asked for by name and there is no
         kernel.
         """
+        return self._chosen(self.call(), x)
+
+    def _chosen(self, call: Call, x: torch.Tensor) -> Tuple[str, str]:
         asked = self.settings.backend
         if asked in ("dense", "reference"):
             return asked, "asked for"
-        missing = backends.lacking(self.call(), x, self.prepared)
+        missing = backends.lacking(call, x, self.prepared)
         if asked == "switched" and x.device.type != "cuda":
             missing = f"no device switch on {x.device}: it is of the generated CUDA kernels"
         if missing and asked != "auto":
