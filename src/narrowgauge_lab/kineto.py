@@ -7,9 +7,7 @@ torch 1.8 and today; here is the one place that knows both. Its clock is mapped 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import json
 import os
 import re
@@ -21,6 +19,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 import torch
 from torch.autograd.profiler import record_function
 
+from narrowgauge_contract.collector import without_collector
 from narrowgauge_contract.errors import NarrowgaugeError
 from narrowgauge_contract.traces import TraceEvent
 from narrowgauge_lab import torch_compat
@@ -91,7 +90,8 @@ class KinetoProfiler:
         with tempfile.TemporaryDirectory(dir=str(folder), prefix="kineto-") as scratch:
             path = Path(scratch, "export.json")
             self._profile.export_chrome_trace(str(path))
-            with _without_collector():
+            # A million new objects, all kept: looking for garbage would take half of the time.
+            with without_collector():
                 events = self._read(path)
         # Before and after: what marking itself ran.
         return [each for each in events if self.began <= each.start <= self.ended]
@@ -135,18 +135,6 @@ class KinetoProfiler:
     def _point(self, number: int, mark: Dict[str, Any], base: float) -> _Point:
         before, after = self._marks[number]
         return _Point((float(mark["ts"]) - base) / 1e6, (before + after) / 2, (after - before) / 2)
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """A million new objects, all kept: looking for garbage among them takes half of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 @dataclasses.dataclass(frozen=True)

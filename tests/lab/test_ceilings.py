@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Iterator, Tuple
+from typing import Iterator, List, Tuple
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from narrowgauge_lab.measure.ceilings import CEILINGS, Ceiling, ceiling
 from narrowgauge_lab.measure.cost import Cost, count
 from narrowgauge_lab.measure.roofline import (
     ceiling_of_precision,
+    ceiling_over,
     most_per_second,
     require_possible,
 )
@@ -97,6 +98,26 @@ def test_three_percent_above_is_noise_and_more_is_not(
     tmp_path: Path, resnet_cost: Cost, images_per_second: float, valid: bool
 ) -> None:
     assert _row(tmp_path, resnet_cost, images_per_second, XAVIER_FP32).validity.valid is valid
+
+
+@pytest.mark.parametrize(
+    ("looks", "asked", "found"),
+    [([1.0], 1, 1.0), ([0.4, 1.0], 2, 1.0), ([0.4, 0.3, 0.5], 3, 0.5), ([0.4, 0.3, 1.0], 3, 1.0)],
+)
+def test_a_ceiling_that_seems_beaten_is_measured_again(
+    looks: List[float], asked: int, found: float, resnet_cost: Cost
+) -> None:
+    """Other work held it down: of the looks the highest counts, and a fourth is not taken."""
+    seen: List[float] = []
+
+    def look() -> Ceiling:
+        seen.append(looks[len(seen)])
+        return _ceiling(seen[-1] * XAVIER_FP32.per_second)
+
+    limit = ceiling_over(resnet_cost, 200.0, look)
+
+    assert len(seen) == asked
+    assert limit.per_second == pytest.approx(found * XAVIER_FP32.per_second)
 
 
 def test_a_speed_that_is_no_number_is_not_possible(tmp_path: Path) -> None:

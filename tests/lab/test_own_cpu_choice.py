@@ -5,8 +5,18 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Sequence
 
 import pytest
+import torch
+from torch import nn
 
-from narrowgauge_lab.engines.own.cpu.choice import Candidate, Choice, choose, measure, ranked
+from narrowgauge_lab.engines.own.cpu import trial
+from narrowgauge_lab.engines.own.cpu.choice import (
+    Candidate,
+    Choice,
+    choose,
+    disturbed,
+    measure,
+    ranked,
+)
 
 EAGER, FUSED, SLOW = Candidate("eager"), Candidate("fused", 2), Candidate("slow")
 
@@ -113,6 +123,40 @@ def test_a_slower_one_is_not_taken() -> None:
 
     assert taken == EAGER
     assert reason == "nothing was faster than eager"
+
+
+def test_what_waits_less_on_a_busy_host_is_not_faster() -> None:
+    """As it was measured: two threads wait for a processor that is taken, and one does not."""
+    eager = [0.064, 0.168, 0.22, 0.163, 0.187, 5.18, 2.14, 5.16, 5.12]
+    single = [0.079, 0.079, 0.085, 0.083, 0.082, 0.082, 0.112, 0.082, 0.081]
+
+    taken, reason = choose({EAGER: eager, FUSED: single}, EAGER)
+
+    assert taken == EAGER
+    assert "the host was busy" in reason
+    assert disturbed({EAGER: eager, FUSED: single}, EAGER)
+    assert not disturbed({EAGER: [1.0, 1.4, 1.1, 2.9], FUSED: eager}, EAGER)
+
+
+@pytest.mark.parametrize(("busy", "tries"), [([False], 1), ([True, False], 2), ([True, True], 2)])
+def test_a_busy_host_is_measured_once_more(
+    busy: List[bool], tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: List[int] = []
+
+    def busily(calls: Any, baseline: Candidate, rounds: int, *_: Any, **__: Any) -> Any:
+        last = rounds == trial._ROUNDS
+        late = 5.0 if last and busy[len(asked)] else 1.0
+        asked.extend([1] if last else [])
+        return {each: [1.0] * 8 + [late if each == baseline else 1.0] for each in calls}
+
+    monkeypatch.setattr(trial, "measure", busily)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    choice = trial.chosen(model, torch.randn(1, 3, 8, 8), {}, 1, 1.0)
+
+    assert len(asked) == tries
+    assert choice.taken.form == "eager"
+    assert choice.reason.endswith("the host was busy in each of 2 tries") == all(busy)
 
 
 def test_a_choice_survives_its_record() -> None:

@@ -305,6 +305,25 @@ def test_what_is_bound_is_read_where_it_lies() -> None:
     assert precision_ran(own.observations(), {}) == "fp16"
 
 
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_network_on_a_second_gpu_is_run_while_the_first_is_current(graph: bool) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    require("fp16")
+    model, few = tiny(), images(16, seed=7, height=37, width=33)
+    x = images(2, seed=1, height=37, width=33)
+    found = {}
+    for index in (0, 1):
+        device = torch.device("cuda", index)
+        made = lowered(model, tuple(few.shape[1:]), FORMATS["fp16"], [few], device)
+        own = OwnNetwork(made, graph=graph, tuned=False)
+        found[index] = own(x.to(device)).clone()
+        assert torch.cuda.current_device() == 0
+        assert found[index].device == device
+        assert torch.equal(own(x.to(device)), found[index])
+    assert torch.equal(found[0].cpu(), found[1].cpu())
+
+
 # ---- the same again
 
 

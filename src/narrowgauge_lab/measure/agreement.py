@@ -3,7 +3,8 @@ computed strictly."""
 
 from __future__ import annotations
 
-from typing import Mapping
+import contextlib
+from typing import Iterator, Mapping
 
 import torch
 from torch import nn
@@ -32,13 +33,25 @@ def reference_output(
     `model` and `images` are float32 on the CPU, and stay so. The result is float64 on the CPU.
     """
     torch_compat.allow_tf32(False)
-    try:
-        with torch.no_grad():
-            strict = model.to(device=device, dtype=dtype)
-            output = strict(images[:COMPARED].to(device=device, dtype=dtype))
-    finally:
-        model.to(device="cpu", dtype=torch.float32)
+    with _moved(model, device, dtype), torch.no_grad():
+        output = model(images[:COMPARED].to(device).to(dtype))
     return output.double().cpu()
+
+
+@contextlib.contextmanager
+def _moved(model: nn.Module, device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """The network's tensors are others inside, and the same ones again behind it. They change their
+    dtype on the device: of a large network that takes a second on a CPU, and as much memory."""
+    tensors = [*model.parameters(), *model.buffers()]
+    before = [tensor.data for tensor in tensors]
+    try:
+        for tensor in tensors:
+            there = tensor.data.to(device)
+            tensor.data = there.to(dtype) if there.is_floating_point() else there
+        yield
+    finally:
+        for tensor, data in zip(tensors, before):
+            tensor.data = data
 
 
 def check_output(

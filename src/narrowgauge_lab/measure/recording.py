@@ -8,10 +8,15 @@ from typing import Any, Callable, Optional, Sequence
 
 from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.measure.ceilings import Ceiling
 from narrowgauge_lab.measure.cost import Cost, peak_memory
 from narrowgauge_lab.measure.energy import Source, measure_energy
 from narrowgauge_lab.measure.kernels import kernel_names
-from narrowgauge_lab.measure.roofline import ceiling_of_precision, require_possible
+from narrowgauge_lab.measure.roofline import (
+    ceiling_of_precision,
+    ceiling_over,
+    require_possible,
+)
 from narrowgauge_lab.measure.timing import Samples
 
 __all__ = ["record_cost", "record_energy", "record_kernels", "record_samples"]
@@ -50,13 +55,17 @@ def record_cost(
     per_call = cost.macs / cost.batch * batch
     rates = [per_call / seconds for seconds in latency.seconds]
     record_samples(ctx, "macs_per_second", latency, rates, "MAC/s")
+    rate = batch / statistics.median(latency.seconds)
     seconds = min(_CEILING_S, ctx.parameters["limit_s"])
+
+    def look() -> Ceiling:
+        return ceiling_of_precision(precision, ctx.device, seconds)
+
     try:
-        limit = ceiling_of_precision(precision, ctx.device, seconds)
+        limit = ceiling_over(cost, rate, look)
     except NotApplicableError as error:  # torch 1.8 has no int8 product on a GPU; TensorRT has
         ctx.fact("ceiling_missing", f"{error.what}: {error.why}")
     else:
-        rate = batch / statistics.median(latency.seconds)
         require_possible(ctx, cost, rate, precision, limit)
     if ctx.device.type == "cuda":
         # On a CPU it would have to be the process's first call, which the probe has seen.

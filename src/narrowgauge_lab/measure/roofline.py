@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Callable
 
 import torch
 
@@ -11,10 +12,14 @@ from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.measure.ceilings import MACS, PRECISIONS, Ceiling, ceiling
 from narrowgauge_lab.measure.cost import Cost
 
-__all__ = ["TOLERANCE", "ceiling_of_precision", "most_per_second", "require_possible"]
+__all__ = [
+    "TOLERANCE", "ceiling_of_precision", "ceiling_over", "most_per_second", "require_possible",
+]  # fmt: skip
 
 #: Two measurements of one ceiling differ by about so much.
 TOLERANCE = 0.03
+#: How often a ceiling is measured that seems to be beaten.
+_LOOKS = 3
 
 
 def ceiling_of_precision(precision: str, device: torch.device, seconds: float = 0.25) -> Ceiling:
@@ -37,6 +42,20 @@ def ceiling_of_precision(precision: str, device: torch.device, seconds: float = 
     if not found:
         raise missing[0]
     return max(found, key=lambda each: each.per_second)
+
+
+def ceiling_over(cost: Cost, items_per_second: float, look: Callable[[], Ceiling]) -> Ceiling:
+    """What `look` measures; where that leaves no room for this speed, the highest of three looks.
+
+    A ceiling is what was reached once. On a busy host it is not reached each time, and what was
+    measured in quieter moments would be called impossible.
+    """
+    best = look()
+    for _ in range(_LOOKS - 1):
+        if items_per_second <= most_per_second(cost, best):
+            break
+        best = max(best, look(), key=lambda each: each.per_second)
+    return best
 
 
 def _unmeasured(name: str) -> NotApplicableError:

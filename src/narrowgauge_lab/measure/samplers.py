@@ -52,7 +52,7 @@ _MOST_PER_BLOCK = 64
 #: Longer samples need no untimed call first to bring their data back to the caches.
 _CACHES_S = 0.05
 #: How long a stream is held at most before the measurement is given up.
-HOLD_LIMIT_S = 5.0
+HOLD_LIMIT_S = 1.0
 
 
 class Sampler:

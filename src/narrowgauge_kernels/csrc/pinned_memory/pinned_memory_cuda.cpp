@@ -1,4 +1,3 @@
-// unverified: page-locked memory between two GPUs | one was visible to the test | on a host with two: pytest -m gpu tests/kernels/test_pinned_cuda.py
 // The pinned pool on CUDA. c10/cuda headers only, because ATen/cuda needs the headers of cuBLAS,
 // cuSPARSE and cuSOLVER, which images leave out.
 #include "pinned_memory/pinned_memory.h"

@@ -3,7 +3,9 @@ in turns, against the network as torch runs it anyway.
 
 A processor is shared and its clock drifts, so only times of one round are compared. Whoever is to
 replace the baseline must be faster beyond the noise: the interval of the median of its ratios to
-the baseline, round by round, has to end below 1. Otherwise the baseline stays, and nothing is lost.
+the baseline, round by round, has to end below 1, and its fastest call has to be the faster one too.
+Otherwise the baseline stays, and nothing is lost. The second condition is for a host that is busy
+meanwhile: calls of several threads wait there for seconds, and one thread looks fast beside them.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from narrowgauge_contract.order_statistics import median_rank
 
-__all__ = ["Candidate", "Choice", "Rounds", "choose", "measure", "ranked"]
+__all__ = ["Candidate", "Choice", "Rounds", "choose", "disturbed", "measure", "ranked"]
 
 Call = Callable[[], Any]
 Now = Callable[[], float]
@@ -27,6 +29,8 @@ _LEAST_ROUNDS = 4
 _HOPELESS = 1.25
 #: A sample lasts so long at least; shorter calls are repeated within it.
 _SAMPLE_S = 2e-3
+#: Where the baseline itself took so many times its fastest call, something else was running.
+_DISTURBED = 3.0
 _MOST_CALLS = 64
 
 
@@ -134,6 +138,11 @@ def _ratios(taken: Rounds, each: Candidate, baseline: Candidate) -> List[float]:
     return [own / other for own, other in zip(taken[each], taken[baseline])]
 
 
+def disturbed(taken: Rounds, baseline: Candidate) -> bool:
+    """Whether what was measured says more of the host's other work than of the candidates."""
+    return max(taken[baseline]) > _DISTURBED * min(taken[baseline])
+
+
 def ranked(taken: Rounds, baseline: Candidate) -> List[Candidate]:
     """Those measured to the end (as often as the baseline), fastest first."""
     rounds = len(taken[baseline])
@@ -151,4 +160,6 @@ def choose(taken: Rounds, baseline: Candidate) -> Tuple[Candidate, str]:
     numbers = f"{best} takes {middle:.3f} of the time of {baseline} in {len(ratios)} rounds"
     if rank == 0 or ratios[len(ratios) - rank] >= 1.0:
         return baseline, f"{numbers}, which may be noise: {baseline} stays"
+    if min(taken[best]) >= min(taken[baseline]):
+        return baseline, f"{numbers}, but not in the fastest: the host was busy, {baseline} stays"
     return best, f"{numbers} ({ratios[rank - 1]:.3f} to {ratios[len(ratios) - rank]:.3f})"

@@ -25,8 +25,6 @@ from narrowgauge_lab.measure.probe import Observation, observe
 
 __all__ = ["OwnNetwork"]
 
-# unverified: a network on a second GPU, not the current | no host with two tried | nox -s gpu
-
 
 class OwnNetwork:
     """Takes float images [B, C, H, W] of any strides and gives logits [B, …] in float32, in memory
