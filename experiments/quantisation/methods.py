@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from narrowgauge_contract.codec import write_atomic
 from narrowgauge_contract.errors import BadValueError, SkippedError
+from narrowgauge_contract.placement import document_hash
 from narrowgauge_lab import training
 from narrowgauge_lab.anytime.feeds import Splits
 from narrowgauge_lab.anytime.objective import ExitLosses
@@ -32,6 +35,10 @@ __all__ = ["LADDER", "WIDTHS", "Quantised", "Source", "quantise", "require_metho
 WIDTHS = (8, 6, 4, 2)
 #: Images that go through together where nothing is trained.
 _TOGETHER = 100
+#: The same where the loss of a whole split is summed.
+_SCORED_TOGETHER = 500
+#: The parameters of a row that say what its layers lose: all of a run are alike in the others.
+_OF_THE_TABLE = ("net", "width", "observer", "weight_observer", "calibration", "executor")
 #: The method that has several answers.
 LADDER = "ladder"
 _TRAINED = ("qat", "greedy-qat")
@@ -191,9 +198,7 @@ def _scales(ctx: RowContext, source: Source) -> Dict[str, LayerScales]:
     tables = {
         width: calibrate(source.model, source.batches(), config_of(ctx, width)) for width in WIDTHS
     }
-    losses = allocation.width_losses(
-        source.model, tables, functools.partial(_likelihood, ctx, source)
-    )
+    losses = _losses(ctx, source, tables)
     costs = {
         name: {width: float(each.macs * width * width) for width in WIDTHS}
         for name, each in source.work.items()
@@ -222,13 +227,30 @@ def _scales(ctx: RowContext, source: Source) -> Dict[str, LayerScales]:
     return allocation.mixed(tables, found.widths)
 
 
+def _losses(
+    ctx: RowContext, source: Source, tables: Mapping[int, Mapping[str, LayerScales]]
+) -> Dict[str, Dict[int, float]]:
+    """What each layer loses at each width: of rows that differ in the budget or in what is done
+    afterwards the first leaves it for the others, in the run's folder."""
+    asked = {name: ctx.parameters[name] for name in _OF_THE_TABLE}
+    path = ctx.out / f"sensitivity-{document_hash([ctx.seed, asked])[:12]}.json"
+    if not path.is_file():
+        found = allocation.width_losses(
+            source.model, tables, functools.partial(_likelihood, ctx, source)
+        )
+        write_atomic(path, json.dumps(found).encode())
+    # Numbers come back as they were, bit for bit; widths, as names of an object, as text.
+    kept: Mapping[str, Mapping[str, float]] = json.loads(path.read_text(encoding="utf-8"))
+    return {name: {int(bits): loss for bits, loss in row.items()} for name, row in kept.items()}
+
+
 def _likelihood(ctx: RowContext, source: Source, model: nn.Module) -> float:
     """Mean log-likelihood of the true classes on the held-out images, mean over the exits [nats]:
     larger is better, and finer than an accuracy."""
     feed, total = source.splits.validation, 0.0
     model.eval()
     with torch.no_grad():
-        for indices in torch.arange(len(feed), device=ctx.device).split(_TOGETHER):
+        for indices in torch.arange(len(feed), device=ctx.device).split(_SCORED_TOGETHER):
             images, labels = feed.batch(indices)
             given = model(images)
             answers = [given] if isinstance(given, torch.Tensor) else given

@@ -102,6 +102,30 @@ def test_all_rows_of_a_run_start_from_the_same_weights(tmp_path: Path) -> None:
     assert rows["static"].metric("train_loss") is None
 
 
+def test_what_layers_lose_is_measured_once_for_all_budgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = _ROWS.module("methods")
+    measured = []
+    losses = methods.allocation.width_losses
+
+    def counting(*given: Any) -> Any:
+        measured.append(losses(*given))
+        return measured[-1]
+
+    monkeypatch.setattr(methods.allocation, "width_losses", counting)
+    rows = []
+    for bits in ("bits=4", "bits=6", "bits=4 observer=percentile"):
+        (tmp_path / "events.jsonl").unlink() if rows else None
+        rows.append(_ROWS.run(tmp_path, "method=greedy", "executor=fake", *bits.split()))
+
+    assert len(measured) == 2
+    tables = [_facts(row)["sensitivity"] for row in rows]
+    wanted = {(name, bits): loss for name, row in measured[0].items() for bits, loss in row.items()}
+    assert {(each["layer"], each["bits"]): each["loss"] for each in tables[1]} == wanted
+    assert tables[0] == tables[1] != tables[2]
+
+
 def test_every_exit_of_a_network_is_quantised(tmp_path: Path) -> None:
     row = _ROWS.run(tmp_path, "net=b-lenet", "method=static", "executor=torch")
 

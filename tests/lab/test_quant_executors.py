@@ -13,6 +13,8 @@ from narrowgauge_contract.errors import (
     SkippedError,
     UnknownNameError,
 )
+from narrowgauge_kernels import library
+from narrowgauge_kernels.errors import KernelsNotBuiltError
 from narrowgauge_lab.measure.cost import UncountableError, count
 from narrowgauge_lab.quant import cpu, dynamic, executors
 from narrowgauge_lab.quant.calibration import QuantConfig, calibrate
@@ -111,6 +113,12 @@ class TestExecutors:
             executors.require_executor("tensorrt", 4, CPU)
         assert "executor=fake" in caught.value.next_step
         assert "tensorrt has 8" in caught.value.why
+
+    def test_rounding_needs_its_kernels_before_anything_is_trained(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(library, "_loaded", {"directory": None, "devices": ()})
+        monkeypatch.setenv("NARROWGAUGE_KERNELS", str(tmp_path))
+        with pytest.raises(KernelsNotBuiltError):
+            executors.require_executor("fake", 8, CPU)
 
     def test_what_is_not_here_is_skipped(self, monkeypatch):
         with pytest.raises(SkippedError, match="tensorrt does not run here"):

@@ -26,6 +26,7 @@ from narrowgauge_contract.errors import (
     SkippedError,
     UnknownNameError,
 )
+from narrowgauge_kernels import library
 from narrowgauge_lab.quant.cpu import exact_activation_bits
 from narrowgauge_lab.quant.layers import LayerScales, fake_quantized
 from narrowgauge_lab.quant.ort import OrtModel, onnxruntime_library
@@ -65,7 +66,8 @@ class Executed:
 
 def require_executor(name: str, bits: int, device: torch.device) -> None:
     """Before anything is trained. Raises UnknownNameError, BadValueError for a width that the
-    executor has not, SkippedError where this host or device lacks it."""
+    executor has not, SkippedError where this host or device lacks it, KernelsNotBuiltError where
+    rounding has no kernel for the device yet."""
     if name not in EXECUTORS:
         raise UnknownNameError("executor", name, EXECUTORS)
     least, most = EXECUTORS[name]
@@ -80,6 +82,8 @@ def require_executor(name: str, bits: int, device: torch.device) -> None:
             why="; ".join(others),
             next_step=f"-p executor={able[0]}" if able else "give 2 to 8 bits",
         )
+    if name == "fake":
+        library.require(device.type)
     lacking = _lacking(name, device)
     if lacking:
         raise SkippedError(f"{name} does not run here", why=lacking)
