@@ -3,13 +3,14 @@ layer told to be either."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from typing import Any, Dict, List, Tuple
 
 import torch
-from torch import nn
 
 from narrowgauge_contract.errors import NarrowgaugeError, NotApplicableError
-from narrowgauge_lab.layers.sparse import calibrate, levels_for
+from narrowgauge_lab.layers.sparse import SparseConv2d, calibrate, levels_for
 
 from .ours import sparse_layer
 from .problem import Peer, Problem
@@ -30,19 +31,20 @@ def selected(problem: Problem, seconds: float) -> Tuple[Tuple[Peer, ...], Dict[s
         # As a network at this precision has its maps; tensor cores want them so.
         x = x.contiguous(memory_format=torch.channels_last)
         layer = layer.to(memory_format=torch.channels_last)
-    model = nn.Sequential(layer).eval()
+    layer.eval()
     try:
         with torch.no_grad():
             levels = levels_for(x.device)
-            (found,) = calibrate(model, x, levels=levels, pairs=_PAIRS, limit_s=seconds)
+            (found,) = calibrate(layer, x, levels=levels, pairs=_PAIRS, limit_s=seconds)
             chosen, why = layer.choose(x)
     except NarrowgaugeError as error:
         raise NotApplicableError("the layer could not be calibrated", why=error.what) from error
     about: Dict[str, Any] = {"chosen": chosen, "why": why, **found.crossover.to_fact()}
-    peers: List[Peer] = [Peer(SELECTED, lambda: model(x), about)]
+    peers: List[Peer] = [Peer(SELECTED, lambda: layer(x), about)]
     missing: Dict[str, str] = {}
     for name, way in WAYS.items():
-        peer = Peer(name, lambda way=way: layer.by(way, x))
+        told = _told(layer, way)
+        peer = Peer(name, lambda told=told: told(x))
         try:
             with torch.no_grad():
                 peer.call()
@@ -51,3 +53,10 @@ def selected(problem: Problem, seconds: float) -> Tuple[Tuple[Peer, ...], Dict[s
             continue
         peers.append(peer)
     return tuple(peers), missing
+
+
+def _told(layer: SparseConv2d, backend: str) -> SparseConv2d:
+    """With that layer's weight and kernels."""
+    told = copy.copy(layer)
+    told.settings = dataclasses.replace(layer.settings, backend=backend)
+    return told

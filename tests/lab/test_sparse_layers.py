@@ -472,6 +472,30 @@ def test_a_calibrated_layer_chooses_by_the_zeros_of_each_map(zeros, of_map, want
     assert layer.choose(x[:, :, :5])[1] == "not calibrated for such a map"
 
 
+@pytest.mark.parametrize("shape", [(1, 128, 56, 56), (3, 64, 49, 33), (1, 2, 700, 701)])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_large_map_is_sampled_all_over(shape, last):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(shape, generator=generator)
+    # Zeros as networks have them: whole channels, half of the rows, and some at random.
+    x[:, ::3], x[:, :, : shape[2] // 2] = 0.0, x[:, :, : shape[2] // 2] - 0.7
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    assert x.numel() > 2 * backends.SAMPLE
+    for relu in (True, False):
+        true = backends.zero_fraction(x, relu)
+        assert backends.sampled_zeros(x, relu) == pytest.approx(true, abs=0.02)
+    assert backends.sampled_zeros(torch.zeros(shape), True) == 1.0
+    assert backends.sampled_zeros(torch.ones(shape), True) == 0.0
+
+
+def test_a_small_map_or_one_with_gaps_is_counted_whole():
+    x = torch.randn(1, 4, 300, 300, generator=torch.Generator().manual_seed(2))
+    small, gaps = x[:, :, :20, :20].contiguous(), x[:, :, ::2, 1::2]
+    assert gaps.numel() > backends.SAMPLE >= small.numel()
+    for given in (small, gaps, x[:0]):
+        assert backends.sampled_zeros(given, True) == backends.zero_fraction(given, True)
+
+
 @pytest.mark.parametrize(
     ("sparse_s", "wanted"), [(1e-6, "sparse"), (3e-6, "dense"), (2e-6, "sparse")]
 )

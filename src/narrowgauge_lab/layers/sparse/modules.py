@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Optional, Tuple, Union
 
 import torch
 from torch import nn
@@ -16,12 +16,15 @@ from narrowgauge_lab.layers.sparse.settings import Crossover, Key, Settings, key
 __all__ = ["SparseConv2d", "obstacle", "padding_of"]
 
 _Size = Union[int, Tuple[int, int]]
+#: One of `settings.BACKENDS` that is not `auto`, and what says why: few ask.
+_Choice = Tuple[str, Callable[[], str]]
 
 
 class SparseConv2d(nn.Conv2d):
     """relu_output(conv(relu_input(x)) + bias), with nn.Conv2d's constructor and state dict.
 
-    `backend` is one of `settings.BACKENDS`. `crossovers`: what `calibration.calibrate` measured, by
+    `backend` is one of `settings.BACKENDS`; `auto` on a CPU goes by the zeros of each map, of a
+    large one by those of a sample of `backends.SAMPLE` elements. `crossovers`: what `calibration.calibrate` measured, by
     device, dtype, shape and order of the map (`settings.key_of`), and `switches`: likewise, of
     `switched`; no part of the state dict. Gradients are torch's dense ones. On CUDA, call it once
     before it is captured in a graph: the first call compiles; one layer is for one stream; and a
@@ -92,12 +95,13 @@ class SparseConv2d(nn.Conv2d):
         Raises NotApplicableError where `sparse` or `switched` is asked for by name and there is no
         kernel.
         """
-        return self._chosen(self.call(), x)
+        name, why = self._chosen(self.call(), x)
+        return name, why()
 
-    def _chosen(self, call: Call, x: torch.Tensor) -> Tuple[str, str]:
+    def _chosen(self, call: Call, x: torch.Tensor) -> _Choice:
         asked = self.settings.backend
         if asked in ("dense", "reference"):
-            return asked, "asked for"
+            return asked, _asked_for
         missing = backends.lacking(call, x, self.prepared)
         if asked == "switched" and x.device.type != "cuda":
             missing = f"no device switch on {x.device}: it is of the generated CUDA kernels"
@@ -108,32 +112,32 @@ class SparseConv2d(nn.Conv2d):
                 next_step="backend='auto' takes torch's dense operators then",
             )
         if missing:
-            return "dense", missing
+            return "dense", lambda: missing
         if asked != "auto":
-            return asked, "asked for"
+            return asked, _asked_for
         crossover = self.crossovers.get(key_of(x))
         if crossover is None:
-            return "sparse", "not calibrated for such a map"
+            return "sparse", lambda: "not calibrated for such a map"
         return self._by_crossover(crossover, x)
 
-    def _by_crossover(self, crossover: Crossover, x: torch.Tensor) -> Tuple[str, str]:
+    def _by_crossover(self, crossover: Crossover, x: torch.Tensor) -> _Choice:
         own = crossover.says_by_own() if x.device.type != "cpu" else None
         if own is not None:
             # Counting would make the host wait, and a CUDA graph cannot.
-            return own, (
+            return own, lambda: (
                 f"{own} was faster on the map of the calibration, of which "
                 f"{crossover.own_zeros:.3f} were zeros"
             )
         if not crossover.needs_count:
             always = "always" if crossover.zeros <= 0 else "never"
-            return crossover.says(), f"skipping is {always} faster here, as measured"
+            return crossover.says(), lambda: f"skipping is {always} faster here, as measured"
         if x.device.type != "cpu":
-            return crossover.says(), (
+            return crossover.says(), lambda: (
                 f"{crossover.own_zeros:.3f} of the calibrated map are zeros, and skipping is "
                 f"faster from {crossover.zeros:.3f} on"
             )
-        zeros = backends.zero_fraction(x, self.settings.relu_input)
-        return crossover.says(zeros), (
+        zeros = backends.sampled_zeros(x, self.settings.relu_input)
+        return crossover.says(zeros), lambda: (
             f"{zeros:.3f} of the map are zeros, and skipping is faster from "
             f"{crossover.zeros:.3f} on"
         )
@@ -164,6 +168,10 @@ class SparseConv2d(nn.Conv2d):
     def extra_repr(self) -> str:
         held = [name for name in ("relu_input", "relu_output") if getattr(self.settings, name)]
         return f"{super().extra_repr()}, {', '.join([*held, 'backend=' + self.settings.backend])}"
+
+
+def _asked_for() -> str:
+    return "asked for"
 
 
 def obstacle(module: nn.Conv2d) -> str:
