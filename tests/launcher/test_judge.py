@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from judge_cases import (
     FAST,
@@ -25,7 +25,8 @@ from judge_cases import (
 )
 from result_cases import host
 
-from narrowgauge.judge.judging import Unmeasured, judge
+from narrowgauge.judge.bars import Unmeasured
+from narrowgauge.judge.judging import judge
 from narrowgauge.judge.model import Judgement
 from narrowgauge_contract.claims import Claim, Expectation, Verdict
 from narrowgauge_contract.outcome import Metric, Status, Validity
@@ -607,7 +608,7 @@ def test_an_order_by_another_recipe() -> None:
     assert judged(order, both(lr=0.3)).verdict is Verdict.REPRODUCED_TREND
     found = judged(order, both(eager=FAST, own=SLOW, lr=0.3))
     assert found.verdict is Verdict.SKIPPED
-    assert "neither show nor refute" in found.reason
+    assert "the order of another recipe neither shows nor refutes it" in found.reason
 
 
 def test_the_profiles_own_recipe_goes_before_a_newer_run_of_another() -> None:
@@ -771,6 +772,7 @@ def test_one_sample_flips_the_verdict_that_it_should_and_no_other() -> None:
 
 
 @settings(max_examples=30, deadline=None)
+@example(eager=[1.0], own=[5e-324])
 @given(
     st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=8),
     st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=8),

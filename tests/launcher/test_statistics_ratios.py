@@ -178,6 +178,8 @@ def test_the_inverse_has_the_opposite_logarithm(above: list[float], below: list[
         ([-1.0] * 9, [1.0] * 9, "zero or negative"),
         ([math.nan] * 9, [1.0] * 9, "not finite"),
         ([1.0] * 9, [*[1.0] * 8, math.inf], "not finite"),
+        ([1.0] * 9, [5e-324] * 9, "no float64 holds their ratio"),
+        ([1e-200] * 9, [1e200] * 9, "no float64 holds their ratio"),
     ],
 )
 def test_what_cannot_be_told_is_not_and_says_why(

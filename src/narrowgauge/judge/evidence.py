@@ -1,13 +1,21 @@
-"""Which rows of which records speak to a claim, and which are left out, each with its reason."""
+"""What may be put together for a claim: rows of records that agree, by settings."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from narrowgauge.judge.model import Exclusion
+from narrowgauge.judge.rows import (
+    Looked,
+    Measured,
+    departures_of,
+    look,
+    profile_values,
+    selection_label,
+)
 from narrowgauge.judge.settings import (
     Coverage,
     Key,
@@ -18,26 +26,12 @@ from narrowgauge.judge.settings import (
     varying_in,
 )
 from narrowgauge.statistics import word
-from narrowgauge_contract.claims import Claim, Selection
+from narrowgauge_contract.claims import Claim
 from narrowgauge_contract.figures import is_time
-from narrowgauge_contract.job import SYNTHETIC
-from narrowgauge_contract.outcome import Row, Status
 from narrowgauge_contract.record import Record, agreement_facts, differing
-from narrowgauge_contract.spec import PROFILE_PARAMETER, PROFILES, ExperimentSpec
+from narrowgauge_contract.spec import ExperimentSpec
 
-__all__ = ["Case", "Evidence", "Measured", "evidence_for", "selection_label"]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One valid row of one record that has the metric of a selection."""
-
-    run: str
-    row: Row
-
-    @property
-    def name(self) -> str:
-        return f"{self.run}#{self.row.index}"
+__all__ = ["Case", "Evidence", "evidence_for"]
 
 
 @dataclass(frozen=True)
@@ -76,24 +70,6 @@ class Evidence:
     departures: tuple[str, ...] = ()
 
 
-@dataclass
-class _Looked:
-    """What one record says of a claim: rows by selection, and what was left out of it.
-
-    `lost` and `attempted` are settings; `spoiled` are the selections' labels.
-    """
-
-    record: Record
-    sides: list[list[Measured]] = field(default_factory=list)
-    exclusions: list[Exclusion] = field(default_factory=list)
-    lost: set[Key] = field(default_factory=set)
-    attempted: set[Key] = field(default_factory=set)
-    spoiled: set[str] = field(default_factory=set)
-    invalid: int = 0
-    cut_off: int = 0
-    skipped: str = ""
-
-
 def evidence_for(claim: Claim, spec: ExperimentSpec, records: Sequence[Record]) -> Evidence:
     """The newest record of the claim's experiment that has its rows, with all that agree with it.
 
@@ -102,7 +78,7 @@ def evidence_for(claim: Claim, spec: ExperimentSpec, records: Sequence[Record]) 
     larger one; those in seconds say how long is measured, not what, and may be anything. Where no
     record has such rows, those of another recipe do.
     """
-    asked = _profile_values(spec, claim.profile)
+    asked = profile_values(spec, claim.profile)
     found = _found(claim, spec, records, asked)
     recipe = [name for name, each in spec.parameters.items() if each.recipe and name in asked]
     if found.records or not recipe:
@@ -116,7 +92,7 @@ def evidence_for(claim: Claim, spec: ExperimentSpec, records: Sequence[Record]) 
         for case in other.cases
         for selection, side in zip(claim.selections, case.sides, strict=True)
         for measured in side
-        for departure in _departures(measured.row, selection, asked)
+        for departure in departures_of(measured.row, selection, asked)
     )
     return dataclasses.replace(other, departures=tuple(dict.fromkeys(departures)))
 
@@ -130,7 +106,7 @@ def _found(
     """By the values that open parameters may have."""
     named = named_by(claim)
     looked = [
-        _look(claim, record, open_values, named)
+        look(claim, record, open_values, named)
         for record in sorted(records, key=lambda each: each.run_id, reverse=True)
         if record.experiment == spec.id
     ]
@@ -159,11 +135,11 @@ def _found(
 
 
 def _agreeing(
-    claim: Claim, newest: Record, looked: Sequence[_Looked]
-) -> tuple[list[_Looked], list[Exclusion], list[str]]:
+    claim: Claim, newest: Record, looked: Sequence[Looked]
+) -> tuple[list[Looked], list[Exclusion], list[str]]:
     """What may be put together with the newest; all that is left out; and the facts that differ."""
     fixed = set.intersection(*(set(each.where) for each in claim.selections))
-    joined: list[_Looked] = []
+    joined: list[Looked] = []
     exclusions = [each for one in looked for each in one.exclusions]
     lines: list[str] = []
     facts = agreement_facts(newest)
@@ -181,7 +157,7 @@ def _agreeing(
 def _evidence(
     claim: Claim,
     spec: ExperimentSpec,
-    joined: Sequence[_Looked],
+    joined: Sequence[Looked],
     sides: Sequence[Sequence[Measured]],
     known: Evidence,
 ) -> Evidence:
@@ -210,7 +186,7 @@ def _evidence(
 
 
 def _each_once(
-    claim: Claim, joined: Sequence[_Looked], exclusions: list[Exclusion]
+    claim: Claim, joined: Sequence[Looked], exclusions: list[Exclusion]
 ) -> list[list[Measured]]:
     """Every selection's rows, what was measured twice once: the newest counts.
 
@@ -223,7 +199,7 @@ def _each_once(
         side: list[Measured] = []
         for each in (m for one in joined for m in one.sides[i]):
             metric = each.row.metric(selection.metric)
-            assert metric is not None  # `_look` keeps only rows that have it
+            assert metric is not None  # `look` keeps only rows that have it
             what = (key_of(each.row, ()), each.row.seed)
             measured = _is_metered(metric.unit)
             first = seen.setdefault((*what, repr(metric.values)) if measured else what, each.name)
@@ -240,106 +216,6 @@ def _each_once(
 def _is_metered(unit: str) -> bool:
     """Whether a clock or a power meter gave the figure, so that it is new each time."""
     return is_time(unit) or not {"J", "W"}.isdisjoint(unit.split("/"))
-
-
-def selection_label(selection: Selection) -> str:
-    """As claims.toml writes it: `latency{engine=eager, batch=1}`."""
-    where = ", ".join(f"{name}={word(value)}" for name, value in selection.where.items())
-    return f"{selection.metric}{{{where}}}" if where else selection.metric
-
-
-def _profile_values(spec: ExperimentSpec, profile: str) -> dict[str, tuple[Any, ...]]:
-    larger = [spec.profiles[name].values for name in PROFILES[PROFILES.index(profile) :]]
-    values: dict[str, tuple[Any, ...]] = {
-        name: tuple(dict.fromkeys(v for each in larger for v in each.get(name, (p.default,))))
-        for name, p in spec.parameters.items()
-        if p.unit != "s"
-    }
-    # Timings under a profiler are the profiler's, whatever else agrees.
-    values[PROFILE_PARAMETER.name] = (PROFILE_PARAMETER.default,)
-    return values
-
-
-def _look(
-    claim: Claim, record: Record, values: Mapping[str, tuple[Any, ...]], named: Collection[str]
-) -> _Looked:
-    """The rows of a record that the claim may use, by selection, and why it may not the others."""
-    looked = _Looked(record)
-    for selection in claim.selections:
-        looked.sides.append(_side(looked, selection, values, named))
-    return looked
-
-
-def _side(
-    looked: _Looked,
-    selection: Selection,
-    values: Mapping[str, tuple[Any, ...]],
-    named: Collection[str],
-) -> list[Measured]:
-    rows = []
-    record = looked.record
-    where = selection.where.items()
-    for row in record.rows:
-        if not where <= row.parameters.items():
-            continue
-        if row.validity.valid and row.metric(selection.metric) is None:
-            continue  # of another kind of row in the same experiment
-        elsewhere = _not_asked(row, selection, values)
-        why = elsewhere or _why_not(record, row, selection, values)
-        if not why:
-            rows.append(Measured(record.run_id, row))
-            continue
-        looked.exclusions.append(Exclusion(record.run_id, row.index, why))
-        if elsewhere:
-            continue
-        looked.attempted.add(key_of(row, named))
-        if row.status is Status.SKIPPED:
-            looked.skipped = looked.skipped or why
-        elif not row.validity.valid or row.status is not Status.COMPLETE:
-            looked.invalid += 1
-            looked.cut_off += row.status in (Status.INTERRUPTED, Status.UNFINISHED)
-            looked.lost.add(key_of(row, named))
-            looked.spoiled.add(selection_label(selection))
-    return rows
-
-
-def _not_asked(row: Row, selection: Selection, values: Mapping[str, tuple[Any, ...]]) -> str:
-    """Why a row is of a setting that the claim does not speak of; empty where it is not."""
-    return next(_departures(row, selection, values), "")
-
-
-def _departures(
-    row: Row, selection: Selection, values: Mapping[str, tuple[Any, ...]]
-) -> Iterator[str]:
-    for name, value in row.parameters.items():
-        wanted = values.get(name)
-        if wanted is not None and name not in selection.where and value not in wanted:
-            yield f"{name} is {word(value)}, and the claim's profile has {word(list(wanted))}"
-
-
-def _why_not(
-    record: Record, row: Row, selection: Selection, values: Mapping[str, tuple[Any, ...]]
-) -> str:
-    """Why a row that a selection names does not count; empty where it does."""
-    if row.status is Status.SKIPPED and row.error is not None:
-        return ": ".join(filter(None, (row.error.what, row.error.why)))
-    if not row.validity.valid:
-        return "INVALID: " + ("; ".join(row.validity.reasons) or "the row gives no reason")
-    if row.status is not Status.COMPLETE:
-        return f"the row is {row.status.value}"
-    if "profiled" in row.facts:
-        return "its timings include a profiler"
-    metric = row.metric(selection.metric)
-    if metric is None or not metric.values:
-        return f"{selection.metric} has no sample"
-    if metric.source == "replay" or (
-        metric.unit in ("J", "W") and row.facts.get("energy_source") == "replay"
-    ):
-        return "its energy was played from a recording"
-    if not record.synthetic:
-        return ""
-    asked = (*selection.where.values(), *(each for listed in values.values() for each in listed))
-    return "its data was made up" if SYNTHETIC not in asked else ""
 
 
 def _named_apart(

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from narrowgauge import statistics
-from narrowgauge.judge.evidence import Case, Measured, selection_label
+from narrowgauge.judge.evidence import Case
 from narrowgauge.judge.model import Estimate
+from narrowgauge.judge.rows import Measured, selection_label
 from narrowgauge.noise import Trials, trials_of
 from narrowgauge.statistics import COVERAGE, Interval, LogRatio
 from narrowgauge.statistics.ratios import LEAST

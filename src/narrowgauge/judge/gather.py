@@ -14,8 +14,9 @@ from narrowgauge.errors import UnknownNameError
 from narrowgauge.index import Index, Listed
 from narrowgauge.index.listed import check_untouched, digest_of_bytes
 from narrowgauge.json_text import parse_json
+from narrowgauge.judge.bars import Unmeasured
 from narrowgauge.judge.figures import RATES
-from narrowgauge.judge.judging import Unmeasured, judge
+from narrowgauge.judge.judging import judge
 from narrowgauge.judge.model import JUDGED_FORMAT, Judged, Occasion, Refused
 from narrowgauge.noise import Floors
 from narrowgauge.store import RunFolder, Store

@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from narrowgauge.judge.bars import Unmeasured, barred
 from narrowgauge.judge.devices import device_of, matches_device
 from narrowgauge.judge.evidence import Case, Evidence, evidence_for
 from narrowgauge.judge.figures import Found, Step, found_in, parts_of, steps_of
@@ -36,17 +37,11 @@ from narrowgauge_contract.claims import Claim, ClaimKind, Expectation, MetricOpe
 from narrowgauge_contract.record import Record
 from narrowgauge_contract.spec import ExperimentSpec
 
-__all__ = ["Unmeasured", "judge"]
+__all__ = ["judge"]
 
 _ANY = "any"
-
-
-@dataclass(frozen=True)
-class Unmeasured:
-    """Why nothing was measured for a claim: the verdict that it gets then, and the reason."""
-
-    verdict: Verdict
-    reason: str
+#: What a recipe other than that of the claim's profile may say: it holds, or nothing here compares.
+_OF_ANY_RECIPE = (Verdict.REPRODUCED_TREND, Verdict.NOT_APPLICABLE)
 
 
 @dataclass(frozen=True)
@@ -72,13 +67,32 @@ def judge(
     if claim.not_comparable:
         return _without(claim, spec, Verdict.NOT_APPLICABLE, claim.not_comparable, Evidence())
     evidence = evidence_for(claim, spec, records)
-    barred = _barred(claim, evidence, unmeasured)
-    if barred is not None and unmeasured is not None and _only_cut_off(evidence):
-        barred = unmeasured
-    if barred is not None and evidence.departures:
-        barred = _neither(f"{barred.reason}, of another recipe", evidence)
-    if barred is not None:
-        return _without(claim, spec, barred.verdict, barred.reason, evidence)
+    found = _judged(claim, spec, evidence, floors or Floors.none(), unmeasured)
+    if not evidence.departures or found.verdict in _OF_ANY_RECIPE:
+        return found
+    reason = f"{_of_another_recipe(found)}: {'; '.join(evidence.departures)}"
+    expected = _expected(claim, evidence.records)
+    return _without(claim, spec, Verdict.SKIPPED, reason, evidence, expected)
+
+
+def _of_another_recipe(found: Judgement) -> str:
+    if found.verdict not in (Verdict.NOT_REPRODUCED, Verdict.UNSTABLE):
+        return f"{found.reason}, of another recipe"
+    what = f"{found.estimate.figure:.4g}" if found.estimate else "the order"
+    return f"{what} of another recipe neither shows nor refutes it"
+
+
+def _judged(
+    claim: Claim,
+    spec: ExperimentSpec,
+    evidence: Evidence,
+    floors: Floors,
+    unmeasured: Unmeasured | None,
+) -> Judgement:
+    """Whatever the recipe."""
+    bar = barred(claim, evidence, unmeasured)
+    if bar is not None:
+        return _without(claim, spec, bar.verdict, bar.reason, evidence)
     expected = _expected(claim, evidence.records)
     if claim.operator is MetricOperator.ORDER:
         return _judge_order(claim, spec, evidence, expected)
@@ -93,7 +107,7 @@ def judge(
             )
             return _without(claim, spec, Verdict.NOT_APPLICABLE, reason, evidence, expected)
         region = shape
-    return _judge_region(claim, spec, evidence, expected, region, floors or Floors.none())
+    return _judge_region(claim, spec, evidence, expected, region, floors)
 
 
 def _expected(claim: Claim, records: Sequence[Record]) -> _Expected:
@@ -105,58 +119,6 @@ def _expected(claim: Claim, records: Sequence[Record]) -> _Expected:
     if claim.device:
         here = here and all(matches_device(record, claim.device) for record in records)
     return _Expected(claim.expected[of], of, here)
-
-
-def _barred(claim: Claim, evidence: Evidence, unmeasured: Unmeasured | None) -> Unmeasured | None:
-    """What keeps a claim from being judged by a figure; None where nothing does."""
-    if not evidence.cases:
-        return _nothing(evidence, unmeasured)
-    if evidence.lost:
-        few, more = ", ".join(evidence.lost[:3]), len(evidence.lost) - 3
-        also = f" and at {more} other settings" if more > 0 else ""
-        return Unmeasured(Verdict.INVALID, f"no valid row at {few}{also}")
-    fewest = min(len(side) for case in evidence.cases for side in case.sides)
-    if fewest < claim.minimum_repeats:
-        lost = f", and {evidence.invalid} rows are INVALID" if evidence.invalid else ""
-        reason = f"{fewest} valid repeats of the {claim.minimum_repeats} that it needs{lost}"
-        return Unmeasured(Verdict.INVALID, reason)
-    return None
-
-
-def _only_cut_off(evidence: Evidence) -> bool:
-    """Whether all rows that may not be used were ended before their end: nothing is wrong with what
-    was measured, it is only not there."""
-    return 0 < evidence.invalid == evidence.cut_off
-
-
-def _neither(figures: str, evidence: Evidence) -> Unmeasured:
-    """Of another recipe than the profile's a claim may be shown and not refuted."""
-    reason = f"{figures}: {'; '.join(evidence.departures)}"
-    return Unmeasured(Verdict.SKIPPED, reason)
-
-
-def _nothing(evidence: Evidence, unmeasured: Unmeasured | None) -> Unmeasured:
-    if evidence.ambiguous:
-        return Unmeasured(Verdict.INVALID, evidence.ambiguous)
-    if evidence.spoiled:
-        rows = f"{evidence.invalid} row{'s are' if evidence.invalid != 1 else ' is'} INVALID"
-        return Unmeasured(Verdict.INVALID, f"no valid row of {', '.join(evidence.spoiled)}: {rows}")
-    if evidence.lacking and evidence.records:
-        return Unmeasured(Verdict.SKIPPED, f"no run has measured {', '.join(evidence.lacking)}")
-    if evidence.records:
-        reason = "the selections of the claim were never measured at the same settings"
-        return Unmeasured(Verdict.INVALID, reason)
-    if evidence.invalid:
-        why = next(each.why for each in evidence.exclusions if each.row is not None)
-        return Unmeasured(Verdict.INVALID, f"no valid row: {evidence.invalid} are INVALID ({why})")
-    if evidence.skipped:
-        return Unmeasured(Verdict.SKIPPED, evidence.skipped)
-    if unmeasured is not None:
-        return unmeasured
-    if evidence.exclusions:
-        why = evidence.exclusions[0].why
-        return Unmeasured(Verdict.SKIPPED, f"no run of the claim's settings: {why}")
-    return Unmeasured(Verdict.SKIPPED, "no run has measured it")
 
 
 def _without(
@@ -237,12 +199,8 @@ def _judge_region(
         return _without(claim, spec, Verdict.INVALID, unknown.unknown, evidence, expected)
     worst = max(found, key=lambda each: _badness(claim, region, each))
     doubt = _doubt(claim, region, worst)
-    cap, place = _cap(expected, evidence, claim), _place(claim, region, worst)
-    if evidence.departures and place is not Place.INSIDE:
-        figure = worst.estimate.figure
-        barred = _neither(f"{figure:.4g} of another recipe neither shows nor refutes it", evidence)
-        return _without(claim, spec, barred.verdict, barred.reason, evidence, expected)
-    verdict = _verdict(place, cap)
+    cap = _cap(expected, evidence, claim)
+    verdict = _verdict(_place(claim, region, worst), cap)
     return Judgement(
         claim=claim,
         experiment=spec.id,
@@ -326,12 +284,8 @@ def _judge_order(
 ) -> Judgement:
     ranked = [(case, steps_of(claim, case)) for case in evidence.cases]
     case, steps = max(ranked, key=lambda each: _order_badness(each[1]))
-    place = _order_place(steps)
-    if evidence.departures and place is not Place.INSIDE:
-        barred = _neither("figures of another recipe neither show nor refute it", evidence)
-        return _without(claim, spec, barred.verdict, barred.reason, evidence, expected)
     cap = _cap(expected, evidence, claim)
-    verdict = _verdict(place, cap)
+    verdict = _verdict(_order_place(steps), cap)
     parts = parts_of(claim, case)
     order = sorted(parts, key=lambda part: (math.isnan(part.figure), part.figure))
     return Judgement(

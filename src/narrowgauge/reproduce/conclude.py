@@ -9,6 +9,7 @@ from pathlib import Path
 
 from narrowgauge.checkout import Checkout
 from narrowgauge.errors import results_unwritable
+from narrowgauge.judge.bars import Unmeasured
 from narrowgauge.judge.gather import (
     Claimed,
     Records,
@@ -18,7 +19,6 @@ from narrowgauge.judge.gather import (
     occasion_of,
     read_stored,
 )
-from narrowgauge.judge.judging import Unmeasured
 from narrowgauge.judge.model import Judged
 from narrowgauge.noise import Floors
 from narrowgauge.reproduce.carrying import Carried

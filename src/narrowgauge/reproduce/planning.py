@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from narrowgauge.judge.bars import Unmeasured
 from narrowgauge.judge.devices import names_device
 from narrowgauge.judge.gather import Claimed
-from narrowgauge.judge.judging import Unmeasured
 from narrowgauge.judge.rules import shape_of
 from narrowgauge.reproduce.needs import Need, needs_of
 from narrowgauge_contract.claims import Claim, MetricOperator, Verdict

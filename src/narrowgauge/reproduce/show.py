@@ -122,7 +122,7 @@ def explain_lines(judgement: Judgement) -> Iterator[str]:
 
 
 def _tested(judgement: Judgement) -> Iterator[str]:
-    from narrowgauge.judge.evidence import selection_label
+    from narrowgauge.judge.rows import selection_label
 
     claim = judgement.claim
     labels = [selection_label(selection) for selection in claim.selections]

@@ -370,6 +370,9 @@ def _no_logarithm(sides: Sequence[Sequence[float]]) -> str:
         return "a sample is not finite"
     if any(value <= 0 for side in sides for value in side):
         return "a sample is zero or negative, so it has no logarithm"
+    values = [value for side in sides for value in side]
+    if math.isinf(max(values) / min(values)):
+        return "samples are so far apart that no float64 holds their ratio"
     return ""
 
 

@@ -24,11 +24,12 @@ class SparseConv2d(nn.Conv2d):
     """relu_output(conv(relu_input(x)) + bias), with nn.Conv2d's constructor and state dict.
 
     `backend` is one of `settings.BACKENDS`; `auto` on a CPU goes by the zeros of each map, of a
-    large one by those of a sample of `backends.SAMPLE` elements. `crossovers`: what `calibration.calibrate` measured, by
-    device, dtype, shape and order of the map (`settings.key_of`), and `switches`: likewise, of
-    `switched`; no part of the state dict. Gradients are torch's dense ones. On CUDA, call it once
-    before it is captured in a graph: the first call compiles; one layer is for one stream; and a
-    weight that requires no gradient is put into the kernels' order once, others at each call.
+    large one by those of a sample of `backends.SAMPLE` elements. `crossovers`: what
+    `calibration.calibrate` measured, by device, dtype, shape and order of the map
+    (`settings.key_of`), and `switches`: likewise, of `switched`; no part of the state dict.
+    Gradients are torch's dense ones. On CUDA, call it once before it is captured in a graph: the
+    first call compiles; one layer is for one stream; and a weight that requires no gradient is put
+    into the kernels' order once, others at each call.
 
     x is [B, C, H, W] in the weight's dtype: unlike nn.Conv2d it takes no [C, H, W], and inside of
     autocast it casts nothing.
@@ -124,22 +125,31 @@ class SparseConv2d(nn.Conv2d):
         own = crossover.says_by_own() if x.device.type != "cpu" else None
         if own is not None:
             # Counting would make the host wait, and a CUDA graph cannot.
-            return own, lambda: (
-                f"{own} was faster on the map of the calibration, of which "
-                f"{crossover.own_zeros:.3f} were zeros"
+            return (
+                own,
+                lambda: (
+                    f"{own} was faster on the map of the calibration, of which "
+                    f"{crossover.own_zeros:.3f} were zeros"
+                ),
             )
         if not crossover.needs_count:
             always = "always" if crossover.zeros <= 0 else "never"
             return crossover.says(), lambda: f"skipping is {always} faster here, as measured"
         if x.device.type != "cpu":
-            return crossover.says(), lambda: (
-                f"{crossover.own_zeros:.3f} of the calibrated map are zeros, and skipping is "
-                f"faster from {crossover.zeros:.3f} on"
+            return (
+                crossover.says(),
+                lambda: (
+                    f"{crossover.own_zeros:.3f} of the calibrated map are zeros, and skipping is "
+                    f"faster from {crossover.zeros:.3f} on"
+                ),
             )
         zeros = backends.sampled_zeros(x, self.settings.relu_input)
-        return crossover.says(zeros), lambda: (
-            f"{zeros:.3f} of the map are zeros, and skipping is faster from "
-            f"{crossover.zeros:.3f} on"
+        return (
+            crossover.says(zeros),
+            lambda: (
+                f"{zeros:.3f} of the map are zeros, and skipping is faster from "
+                f"{crossover.zeros:.3f} on"
+            ),
         )
 
     def call(self) -> Call:
