@@ -14,7 +14,13 @@ try:
 except ModuleNotFoundError:  # Python before 3.11
     import tomli as tomllib
 
-__all__ = ["OUT", "Job", "ListError", "load_jobs", "missing_packages", "without_data", "words"]
+__all__ = [
+    "ENDED", "OUT", "Job", "ListError", "load_jobs", "missing_packages", "named", "without_data",
+    "words",
+]  # fmt: skip
+
+#: In a job's folder, once it is through: its exit code and seconds.
+ENDED = "ended.json"
 
 #: In a word of a command or a parameter: the folder of all jobs' folders.
 OUT = "{out}"
@@ -28,6 +34,7 @@ class Job:
     experiment: str = ""
     profile: str = "short"
     parameters: tuple[str, ...] = ()
+    shard: str = ""
     command: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -75,6 +82,20 @@ def missing_packages(paths: Sequence[Path], without: Sequence[str]) -> list[str]
     return sorted(name for name in needed - set(without) if importlib.util.find_spec(name) is None)
 
 
+def named(jobs: Sequence[Job], asked: str) -> list[Job]:
+    """The jobs that words with commas between them name: the one of that very name, or all whose
+    name has the word in it. Empty: all."""
+    names = {job.name for job in jobs}
+    wanted = [word for word in asked.split(",") if word]
+    if not wanted:
+        return list(jobs)
+    return [
+        job
+        for job in jobs
+        if any(word == job.name or (word not in names and word in job.name) for word in wanted)
+    ]
+
+
 def _job(table: dict[str, Any], place: str) -> Job:
     name = table.get("name", "")
     if not name or set(name) - set("abcdefghijklmnopqrstuvwxyz0123456789-_."):
@@ -86,6 +107,7 @@ def _job(table: dict[str, Any], place: str) -> Job:
         experiment=table.get("experiment", ""),
         profile=table.get("profile", "short"),
         parameters=tuple(f"{key}={value}" for key, value in table.get("parameters", {}).items()),
+        shard=table.get("shard", ""),
         command=tuple(table.get("command", ())),
         data=tuple(table.get("data", ())),
         after=tuple(table.get("after", ())),
@@ -113,6 +135,8 @@ def words(job: Job, folder: Path, data: Path | None, host: Path | None = None) -
         return [word.replace(OUT, beside) for word in given]
     given = [sys.executable, "-m", "narrowgauge_lab", "run", job.experiment]
     given += ["--profile", job.profile, "--out", str(folder)]
+    if job.shard:
+        given += ["--shard", job.shard]
     for parameter in job.parameters:
         given += ["-p", parameter.replace(OUT, beside)]
     if data is not None:

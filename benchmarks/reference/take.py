@@ -2,7 +2,7 @@
 
     python3 benchmarks/reference/take.py LIST… --out DIR [--gpus 0,1] [--limit SECONDS]
                                               [--only WORD,…] [--without PACKAGE,…]
-                                              [--data DIR] [--pack FILE]
+                                              [--data DIR] [--pack FILE] [--arrays STEM]
 
 For hosts without Docker, and for those that are lent in short slices: what is complete is not done
 again, and what was cut off goes on (`python3 -m narrowgauge_lab run --resume`), row by row. Each
@@ -12,12 +12,12 @@ and a run that was cut off goes on in the lane it began in: on another GPU it wo
 A list is a TOML file; what several have in common is done once. Its `needs`, if any, names the
 packages without which its records would lack something, by the names they are imported by; where
 one is missing nothing begins, unless it is said to go `--without` it. Then come `[[job]]` tables,
-each with a unique `name` and either `experiment` (with `profile`, and `parameters` as `-p` takes
-them) or `command`, a list of words. `data` names the sets that it reads: it is left for another
-time where one is not in the data folder. `after` names jobs before it in the list that it waits
-for and whose folders it may read, as `{out}/NAME/…` in its words: it is left undone where one of
-them failed. `env` sets variables, `alone = true` waits until every other lane has ended, and the
-others wait for it: for what measures the CPU or the bus too.
+each with a unique `name` and either `experiment` (with `profile`, `parameters` as `-p` takes them,
+and `shard`, I/N, for every N-th row only) or `command`, a list of words. `data` names the sets that
+it reads: it is left for another time where one is not in the data folder. `after` names jobs before
+it in the list that it waits for and whose folders it may read, as `{out}/NAME/…` in its words: it
+is left undone where one of them failed. `env` sets variables, `alone = true` waits until every
+other lane has ended, and the others wait for it: for what measures the CPU or the bus too.
 
 The host is described once, as the launcher would (DIR/host.json), so that records say where they
 come from; where this Python is too old for the launcher they do not, and it is said.
@@ -31,26 +31,33 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jobs import Job, ListError, load_jobs, missing_packages, without_data, words
+from jobs import (
+    ENDED,
+    Job,
+    ListError,
+    load_jobs,
+    missing_packages,
+    named,
+    without_data,
+    words,
+)
+from packing import pack, pack_arrays
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What a job is given to end in order once the time is up, before it is killed.
 GRACE_S = 20.0
 #: No job begins with less time than this left.
 LEAST_S = 30.0
-ENDED = "ended.json"
 #: The exit code of a job whose program is not there.
 NO_SUCH_COMMAND = 127
 #: In a job's folder: the GPU that it began on.
@@ -232,21 +239,6 @@ def _wait(child: subprocess.Popen, options: argparse.Namespace) -> int | None:
     return None
 
 
-def pack(out: Path, file: Path) -> None:
-    """All that a reader needs of `out`, as one compressed archive: records, ends, logs' ends."""
-    with tarfile.open(file, "w:gz") as archive:
-        for path in sorted(out.rglob("*")):
-            if not path.is_file() or path == file:
-                continue
-            if path.name in ("record.json", "job.json", ENDED) or path.suffix in (".csv", ".txt"):
-                body = path.read_bytes()
-                member = tarfile.TarInfo(str(path.relative_to(out)))
-                # Of a log, its end says how it ended.
-                body = body[-200_000:] if path.suffix == ".txt" else body
-                member.size = len(body)
-                archive.addfile(member, io.BytesIO(body))
-
-
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """A shell starts what it puts into the background with interrupts ignored, and jobs would
@@ -274,10 +266,11 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--gpus", default="0", help="which, with commas; empty: CPU only")
     parser.add_argument("--limit", type=float, default=float("inf"), metavar="SECONDS")
-    parser.add_argument("--only", default="", metavar="WORD,…", help="jobs whose name has one")
+    parser.add_argument("--only", default="", metavar="WORD,…", help="jobs by parts of names")
     parser.add_argument("--without", default="", metavar="PACKAGE,…", help="go on without them")
     parser.add_argument("--data", type=Path, metavar="DIR")
     parser.add_argument("--pack", type=Path, metavar="FILE", help="records in one archive")
+    parser.add_argument("--arrays", type=Path, metavar="STEM", help="logits: STEM-0.tar, …")
     return parser.parse_args(arguments)
 
 
@@ -301,8 +294,7 @@ def main(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    only = [word for word in options.only.split(",") if word]
-    jobs = [job for job in jobs if not only or any(word in job.name for word in only)]
+    jobs = named(jobs, options.only)
     due = [job for job in jobs if not (options.out / job.name / ENDED).is_file()]
     print(f"{len(due)} of {len(jobs)} jobs to do", flush=True)
     lacking = without_data(due, options.data)
@@ -330,6 +322,8 @@ def main(arguments: Sequence[str]) -> int:
                 thread.join()
     if options.pack:
         pack(options.out, options.pack)
+    if options.arrays:
+        pack_arrays(options.out, options.arrays)
     for name, other in queue.left_out.items():
         print(f"{name:40} left: it comes after {other}, which has not ended well", flush=True)
     if lacking and not queue.left and None not in codes.values():

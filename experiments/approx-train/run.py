@@ -73,8 +73,7 @@ def run(ctx: RowContext) -> None:
 
 def _feeds(ctx: RowContext) -> Tuple[Feed, Feed, Tuple[str, ...]]:
     parameters = ctx.parameters
-    name = parameters["data"]
-    data: FlatData = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
+    data: FlatData = ctx.asked_data(**_SYNTHETIC)
     count = parameters["test_limit"] or len(data.test_images)
     data = dataclasses.replace(
         data, test_images=data.test_images[:count], test_labels=data.test_labels[:count]

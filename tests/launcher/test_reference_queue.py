@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from narrowgauge_contract.job import parse_overrides, resolve
+from narrowgauge_contract.job import parse_overrides, resolve, shard_rows
 from narrowgauge_contract.record import load_host_note
 from narrowgauge_contract.spec import load_spec
 
@@ -143,7 +143,7 @@ def test_a_job_comes_after_another_and_reads_its_folder(take: ModuleType, tmp_pa
     assert (out / "third/ended.json").stat().st_mtime < (out / "first/ended.json").stat().st_mtime
 
 
-@pytest.mark.parametrize("only", ["", "second"])
+@pytest.mark.parametrize("only", ["", "sec"])
 def test_what_comes_after_a_failure_is_left_and_said(
     only: str, take: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,6 +219,50 @@ def test_packs_what_a_reader_needs(take: ModuleType, tmp_path: Path) -> None:
         assert set(archive.getnames()) == {"a/record.json", "a/ended.json", "a/log.txt"}
 
 
+def test_arrays_come_back_in_archives_that_travel(take: ModuleType, tmp_path: Path) -> None:
+    from packing import ARRAYS_BYTES, pack_arrays
+
+    out = tmp_path / "out"
+    for name, size in (("a", 9 << 20), ("b", 5 << 20), ("c", 9 << 20)):
+        (out / name).mkdir(parents=True)
+        (out / name / "logits.npz").write_bytes(bytes(size))
+        (out / name / "weights.pt").write_bytes(b"large")
+
+    made = pack_arrays(out, tmp_path / "arrays")
+
+    assert [path.name for path in made] == ["arrays-0.tar", "arrays-1.tar"]
+    assert all(path.stat().st_size <= ARRAYS_BYTES for path in made)
+    found = []
+    for path in made:
+        with tarfile.open(path) as archive:
+            found += archive.getnames()
+    assert found == ["a/logits.npz", "b/logits.npz", "c/logits.npz"]
+    assert pack_arrays(tmp_path / "nothing", tmp_path / "none") == []
+
+
+def test_a_name_is_itself_before_it_is_a_part_of_others(take: ModuleType) -> None:
+    jobs = [take.Job(name=name, command=("x",)) for name in ("tax", "tax-two", "plan", "tests")]
+
+    def asked(words: str) -> list[str]:
+        return [job.name for job in take.named(jobs, words)]
+
+    assert asked("tax") == ["tax"]
+    assert asked("tax-") == ["tax-two"]
+    assert asked("ta,pl") == ["tax", "tax-two", "plan"]
+    assert asked("") == [job.name for job in jobs]
+    assert asked("none") == []
+
+
+def test_a_shard_is_a_part_of_the_rows(take: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "jobs.toml").write_text(
+        '[[job]]\nname = "a"\nexperiment = "mnist"\nshard = "2/3"\nparameters = { epochs = 1 }\n'
+    )
+    (job,) = take.load_jobs([tmp_path / "jobs.toml"])
+    words = take.words(job, tmp_path, None)
+    assert words[words.index("--shard") + 1] == "2/3"
+    assert "--shard" not in take.words(take.Job(name="a", experiment="mnist"), tmp_path, None)
+
+
 def test_a_run_that_was_begun_is_resumed(take: ModuleType, tmp_path: Path) -> None:
     job = take.Job(name="a", experiment="mnist", parameters=("epochs=1",))
     assert "--resume" not in take.words(job, tmp_path, None)
@@ -268,7 +312,11 @@ def test_the_lists_ask_for_what_there_is(take: ModuleType, path: Path) -> None:
             spec = load_spec(ROOT / "experiments" / job.experiment / "experiment.toml")
             chosen = parse_overrides(spec, job.parameters)
             where = {"target": "native", "seed": 0, "run_id": "r"}
-            assert resolve(spec, chosen, profile=job.profile, **where).rows
+            rows = resolve(spec, chosen, profile=job.profile, **where).rows
+            assert rows
+            if job.shard:
+                part, of = map(int, job.shard.split("/"))
+                assert shard_rows(rows, (part, of)), job.name
         for word in job.command:
             assert not word.endswith(".py") or (ROOT / word).is_file(), word
 
