@@ -32,8 +32,9 @@ def strict_training(what: Subject, device: torch.device) -> Tuple[float, torch.T
 
 def check_training(ctx: RowContext, training: Training, strict: Tuple[float, torch.Tensor]) -> None:
     """Record `loss_error` and `gradient_error`, relative; a loss that is off makes the row INVALID,
-    and so does a gradient that is not finite."""
+    and so does a gradient that is not finite at any loss scale."""
     loss, gradient = strict
+    training.settle()
     training.differentiate()
     training.finish()
     scale = training.loss_scale()

@@ -25,7 +25,8 @@ _DIRECTIONS = (("to_device", "h2d"), ("from_device", "d2h"))
 
 
 def record_bytes(ctx: RowContext, training: Training) -> Tuple[int, int]:
-    """Record `bytes_to_device` and `bytes_from_device` of a step, by our own count."""
+    """Record `bytes_to_device` and `bytes_from_device` of a step, by our own count, and
+    `bytes_moved`, both together."""
     up = down = 0
     if training.placed is not None:
         converted = training.placed.converted
@@ -38,7 +39,8 @@ def record_bytes(ctx: RowContext, training: Training) -> Tuple[int, int]:
         finally:
             converted.ledger.mode = "off"
             converted.ledger.clear()
-    for name, moved in (("bytes_to_device", up), ("bytes_from_device", down)):
+    both = (("bytes_to_device", up), ("bytes_from_device", down), ("bytes_moved", up + down))
+    for name, moved in both:
         ctx.metric(name, moved, unit="B", source="ledger, as queued")
     return up, down
 
@@ -78,6 +80,9 @@ def record_reason(
         )
     if device.type != "cuda":
         ctx.fact("copy_seconds_missing", "the CPU stands in: its copies cross no bus")
+    elif not any(moved):
+        # The bus is not measured: that takes longer than most of the row, for a quotient of 0.
+        ctx.metric("copy_seconds", 0.0, unit="s", source="nothing crosses the bus")
     else:
         seconds, said = _copying(device, moved, limit)
         ctx.fact("bus", said)

@@ -29,7 +29,8 @@ __all__ = ["BEST", "Training", "asked_plan", "require_here"]
 BEST = "best"
 #: The value of `setup` for a plan of the user's own.
 _OWN = "plan"
-_CPU = torch.device("cpu")
+#: Of a loss scale: from its first value to 1.
+_HALVINGS = 16
 
 
 def asked_plan(ctx: RowContext) -> Optional[PlacementPlan]:
@@ -179,6 +180,14 @@ class Training:
         self.optimizer.step(skip=skip)
         if scale is not None and skip is not None:
             scale.update(skip)
+
+    def settle(self) -> None:
+        """Halve the loss scale until a gradient is finite, as the first steps of a training do."""
+        for _ in range(_HALVINGS if self._way.loss_scale is not None else 0):
+            self.differentiate()
+            if bool(torch.isfinite(self.optimizer.gradient).all()):
+                return
+            self.update()
 
     def finish(self) -> None:
         """Wait for the device."""

@@ -208,5 +208,10 @@ def test_the_claims_are_about_what_is_recorded() -> None:
     spec = ROWS.spec()
     recorded = {"step", "step.accelerator", "best_step", "predicted_step"}
 
-    for claim in load_claims(EXPERIMENTS / "hetero-plan" / "claims.toml", spec):
+    claims = load_claims(EXPERIMENTS / "hetero-plan" / "claims.toml", spec)
+    for claim in claims:
         assert {selection.metric for selection in claim.selections} <= recorded
+    # Two plans of one network are two claims' rows: the newest is not held against both.
+    asked = {claim.id: {each.where["elsewhere"] for each in claim.selections} for claim in claims}
+    assert asked["prediction"] == {"cpu"}
+    assert asked["never-slower-than-all-on-the-accelerator"] == {"free"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Dict, List
 
 import pytest
 import torch
@@ -18,7 +18,9 @@ from narrowgauge_contract.outcome import Fold, Row
 from narrowgauge_contract.summary import summary_lines
 from narrowgauge_lab import precision
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.layers.passes import missing
 from narrowgauge_lab.measure.ceilings import Ceiling
+from narrowgauge_lab.measure.cost import Cost
 
 NAME = "hetero-tax"
 #: Quick, whatever the machine: no figure of these tests is a measurement.
@@ -45,8 +47,8 @@ def test_a_row_records_what_it_promises(tmp_path: Path) -> None:
 
     assert row.validity.valid, row.validity.reasons
     assert {metric.name for metric in row.metrics} == {
-        "step", "images_per_second", "bytes_to_device", "bytes_from_device", "loss_error",
-        "gradient_error", "product_seconds",
+        "step", "images_per_second", "bytes_to_device", "bytes_from_device", "bytes_moved",
+        "loss_error", "gradient_error", "product_seconds",
     }  # fmt: skip
     assert _value(row, "loss_error") < 1e-5
     assert _value(row, "gradient_error") < 1e-2
@@ -62,6 +64,7 @@ def test_a_row_records_what_it_promises(tmp_path: Path) -> None:
     assert (moved["to_device"], moved["from_device"]) == (
         _value(row, "bytes_to_device"), _value(row, "bytes_from_device"),
     )  # fmt: skip
+    assert _value(row, "bytes_moved") == moved["to_device"] + moved["from_device"]
 
 
 def test_what_is_all_on_the_accelerator_moves_nothing(tmp_path: Path) -> None:
@@ -119,6 +122,31 @@ def test_a_network_that_computes_something_else_makes_a_row_invalid(tmp_path: Pa
     assert said[2] == "the gradient is not finite"
 
 
+def test_a_loss_scale_settles_before_it_is_judged(tmp_path: Path) -> None:
+    """Of float16: by the scale that a training begins with a gradient may overflow."""
+    if missing("fp16", CPU):
+        pytest.skip(missing("fp16", CPU))
+    made = job(*QUICK[:3], "setup=hetero-fp16")
+    ctx = RowContext(
+        made.rows[0], EventLog(tmp_path / EVENTS_FILE), tmp_path,
+        device=CPU, profile="smoke", plans=made.plan,
+    )  # fmt: skip
+    said: List[str] = []
+    ctx.invalid = said.append  # type: ignore[method-assign]
+    what = module("subjects").subject("resnet50-tiny", 4, 0)
+    strict = module("agreement").strict_training(what, CPU)
+    training = module("setups").Training(ctx, what, module("setups").asked_plan(ctx))
+    scale = training._way.loss_scale
+    begun = scale.scale.fill_(2.0**24).item()
+    before = training.optimizer.values.clone()
+
+    module("agreement").check_training(ctx, training, strict)
+
+    assert not said
+    assert 1 <= training.loss_scale() < begun
+    assert torch.equal(before, training.optimizer.values)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -160,6 +188,31 @@ def test_the_reason_is_bytes_over_the_bus_and_products_over_the_best_product(
     assert (said["h2d"], said["d2h"]) == (50e9, 40e9)
 
 
+def test_where_nothing_travels_the_bus_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = module("reasons")
+    asked: List[str] = []
+
+    def measured(name: str, *_: Any) -> Ceiling:
+        asked.append(name)
+        return Ceiling(name, "B/s", 10, (1,), "a library", _samples(1e9))
+
+    monkeypatch.setattr(reasons, "ceiling", measured)
+    monkeypatch.setattr(reasons, "ceiling_of_precision", measured)
+    ctx = _context(tmp_path)
+    ctx.device = torch.device("cuda")  # of which nothing is asked
+    said: Dict[str, Any] = {}
+    ctx.metric = lambda name, value, **_: said.update({name: value})  # type: ignore[method-assign]
+
+    reasons.record_reason(ctx, Cost(7, 0, 0, {}, 7), (0, 0), 2, "fp32")
+    assert said["copy_seconds"] == 0
+    assert asked == ["fp32"]
+    reasons.record_reason(ctx, Cost(7, 0, 0, {}, 7), (10**9, 10**9), 2, "fp32")
+    assert said["copy_seconds"] == pytest.approx(1.0)
+    assert asked == ["fp32", "fp32", "h2d", "d2h"]
+
+
 def _samples(rate: float) -> Any:
     from narrowgauge_lab.measure.timing import Samples
 
@@ -182,8 +235,10 @@ def test_the_claims_are_of_rows_that_there_can_be() -> None:
         each.id for each in claims
     }
     setups = spec().parameters["setup"].choices
+    metrics = {"step", "images_per_second", "copy_seconds", "bytes_moved"}
     for claim in claims:
         assert all(each.where["setup"] in setups for each in claim.selections)
+        assert {each.metric for each in claim.selections} <= metrics
 
 
 @pytest.mark.slow

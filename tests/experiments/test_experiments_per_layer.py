@@ -87,6 +87,18 @@ def test_a_serial_row_records_what_it_promises(tmp_path: Path) -> None:
     assert len(_values(row, "tensorrt_bwd_pre_post")) == 3
 
 
+def test_the_sweep_is_of_the_first_repeat(tmp_path: Path) -> None:
+    ctx, training = _training(tmp_path)
+    said: Dict[str, Any] = {}
+    ctx.fact = said.__setitem__  # type: ignore[method-assign]
+    ctx.repeat = 1
+
+    module("run")._measure(ctx, training)
+
+    assert "sweep" not in said
+    assert "placed" in said
+
+
 @pytest.mark.parametrize("plan", ["hetero-fp32", "original-fp16", "accelerator"])
 def test_bytes_are_what_each_step_moves(tmp_path: Path, plan: str) -> None:
     row = run_row(tmp_path, f"plan={plan}")

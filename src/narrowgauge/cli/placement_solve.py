@@ -78,7 +78,7 @@ def solve(
 
         print_report(report, Screen(highlight=False))
     if out is not None:
-        note(_next(costs, out, report.found.predicted.seconds))
+        note(_next(costs, out, elsewhere, report.found.predicted.seconds))
 
 
 def _asked(elsewhere: str, precision: str, memory: float | None) -> Asked:
@@ -113,9 +113,9 @@ def _write(out: Path, plan: object) -> None:
         raise UsageError(f"cannot write {out}", why=str(error)) from error
 
 
-def _next(costs: Costs, out: Path, seconds: float) -> str:
+def _next(costs: Costs, out: Path, elsewhere: str, seconds: float) -> str:
     return (
         f"wrote {out}; to hold the prediction against a measurement:\n"
         f"narrowgauge run hetero-plan -p network={costs.network} -p batch={costs.batch} "
-        f"-p plan={out} -p predicted={seconds:.6g}"
+        f"-p plan={out} -p elsewhere={elsewhere} -p predicted={seconds:.6g}"
     )

@@ -2,8 +2,8 @@
 
 A pass sends its operand in pieces, computes each piece's product and fetches it, so that copies up,
 products and copies down overlap (the forward pass and the input gradient are sums over no images).
-The weight gradient is a sum over the batch: it takes the whole operands, which are on the device by
-then, on the lane `side`, while the host goes on with what it got.
+The weight gradient is a sum over the batch, of whose pieces it takes several at a time, on the lane
+`side` (`gradients`), while the others travel and while the host goes on with what it got.
 
 What a pass needs beside the tensors is made once for each of their forms, and products are captured
 (`keeping`, `prepared`, `replay`): the host takes longer to launch a small layer than bus and device
@@ -19,14 +19,14 @@ import torch
 
 from narrowgauge_contract.placement import LayerPlacement
 from narrowgauge_lab.layers.hetero.bus import Bus
-from narrowgauge_lab.layers.hetero.gradients import Sent, WeightGradient
+from narrowgauge_lab.layers.hetero.gradients import Sent, Spans, WeightGradient, halves
 from narrowgauge_lab.layers.hetero.host import dense, elements
 from narrowgauge_lab.layers.hetero.keeping import Keeper
 from narrowgauge_lab.layers.hetero.ledger import IDLE
 from narrowgauge_lab.layers.hetero.prepared import Lease, Leg, Trip
 from narrowgauge_lab.layers.hetero.weights import Slot
 from narrowgauge_lab.layers.hetero.wire import DTYPES, WIRE_BYTES, Incoming, Outgoing, byte_count
-from narrowgauge_lab.layers.passes import Operand, Passes, Problem, passes_for
+from narrowgauge_lab.layers.passes import Operand, Passes, Problem, Quantised, passes_for
 
 __all__ = ["Away", "drawn_seed"]
 
@@ -34,8 +34,6 @@ __all__ = ["Away", "drawn_seed"]
 Product = Callable[[Operand], torch.Tensor]
 #: Weight and bias on the device.
 Far = Tuple[torch.Tensor, Optional[torch.Tensor]]
-#: (first image, last + 1) of each piece.
-Spans = List[Tuple[int, int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,12 +143,12 @@ class Away:
                 job = WeightGradient(
                     bus, self._layer, self._weight_grad, (weight, bias), wanted[1:], inputs,
                     lambda: self._send("weight_grad", x, "input"), late, seed,
-                    self._kept.recording(trip, inputs, self._weight_grad, weight, wanted[1:]),
+                    self._parts(trip, inputs, self._weight_grad),
+                    self._kept.sums(trip, inputs, self._weight_grad, weight, wanted[1:]),
                 )  # fmt: skip
 
-            def meanwhile(sent: Sent) -> None:
-                if job is not None:
-                    job.start(sent)
+            def meanwhile(sent: Sent, high: int) -> None:
+                if job is not None and job.take(sent, high):
                     self._kept.busy(trip, inputs)
 
             result, _ = self._through(pass_, trip, grad, seed, meanwhile)
@@ -227,10 +225,10 @@ class Away:
         trip: Trip,
         tensor: torch.Tensor,
         seed: Optional[int],
-        meanwhile: Optional[Callable[[Sent], None]] = None,
+        meanwhile: Optional[Callable[[Sent, int], None]] = None,
     ) -> Tuple[torch.Tensor, Sent]:
-        """Send a tensor, and fetch the product of each piece. `meanwhile` is called when all is
-        queued and before anything is waited for."""
+        """Send a tensor, and fetch the product of each piece. `meanwhile` is called whenever a
+        piece is queued, with its last image + 1, and before anything is waited for."""
         bus, outgoing, incoming = self._bus, trip.outgoing, trip.incoming
         lanes, up = bus.lanes, trip.up
         if trip.kept:
@@ -241,22 +239,21 @@ class Away:
         # Memory of other lanes, kept until the host has waited for the last copy down.
         kept: List[Any] = [trip]
         marks: List[Any] = []
-        arrived: Any = None
+        sent = Sent(outgoing.whole)
         for leg in trip.legs:
-            arrived = self._up(pass_, outgoing, leg.low, leg.high, up)
+            sent.event = self._up(pass_, outgoing, leg.low, leg.high, up)
             if incoming is not None:
                 if trip.work is not up:
                     lanes.on(trip.work)
-                    lanes.wait(trip.work, arrived)
+                    lanes.wait(trip.work, sent.event)
                 kept.append(self._down(pass_, trip, incoming, leg, seed))
                 marks.append(lanes.mark(trip.down))
-        sent = Sent(outgoing.whole, arrived)
-        if meanwhile is not None:
-            meanwhile(sent)
+            if meanwhile is not None:
+                meanwhile(sent, leg.high)
         if incoming is None:
             # The host's memory may change when this returns.
             with bus.ledger.stage(self._layer, pass_, "wait"):
-                lanes.sync(arrived)
+                lanes.sync(sent.event)
             outgoing.let_go()
             return tensor, sent
         self._fetch(pass_, trip, incoming, marks)
@@ -304,6 +301,15 @@ class Away:
             if incoming.unpacks:
                 with stage(layer, pass_, incoming.stage) if accounts else IDLE:
                     incoming.unpack(leg.low, leg.high)
+
+    def _parts(self, trip: Trip, inputs: Optional[Operand], passes: Passes) -> Spans:
+        """The images that the weight gradient's products take: one takes all where the input has to
+        come again, and where the product rounds an operand itself, by scales of the whole."""
+        operands = (trip.outgoing.whole, inputs)
+        rounds = passes.product != "torch" and not all(isinstance(e, Quantised) for e in operands)
+        if inputs is None or rounds or len(trip.legs) == 1:
+            return [(0, trip.legs[-1].high)]
+        return halves([(leg.low, leg.high) for leg in trip.legs])
 
     def _spans(self, route: Route, sent: Sequence[int], received: Sequence[int]) -> Spans:
         """The pieces of a batch, looked up."""

@@ -1,4 +1,10 @@
-"""A layer's gradients by weight and bias, on the accelerator."""
+"""A layer's gradients by weight and bias, on the accelerator.
+
+They are sums over the batch, so parts of it can be multiplied while the rest of the gradient is
+still on its way: each part takes half of the pieces that are left, and the last one the last piece.
+Then little remains to be done when that arrives, by few launches. Parts are added in their order in
+float32, whether their products are launched or replayed.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +14,19 @@ import torch
 
 from narrowgauge_lab.layers.hetero.bus import Bus
 from narrowgauge_lab.layers.hetero.ledger import IDLE
-from narrowgauge_lab.layers.hetero.wire import byte_count
+from narrowgauge_lab.layers.hetero.replay import Replay
+from narrowgauge_lab.layers.hetero.wire import byte_count, images
 from narrowgauge_lab.layers.passes import Operand, Passes, Quantised
 
-__all__ = ["Record", "Sent", "WeightGradient", "bias_gradient"]
+__all__ = ["Sent", "Sums", "WeightGradient", "bias_gradient", "halves"]
 
 Work = Callable[[], List[torch.Tensor]]
-#: Does such work, and gives its results: the first time it is captured.
-Record = Callable[[Work], List[torch.Tensor]]
+#: (first image, last + 1) of each piece or part.
+Spans = List[Tuple[int, int]]
 
 
 class Sent:
-    """An operand on the device, all of it there once `event` has come."""
+    """An operand on the device; what was queued of it is there once `event` has come."""
 
     __slots__ = ("event", "operand")
 
@@ -27,12 +34,59 @@ class Sent:
         self.operand, self.event = operand, event
 
 
+class Sums:
+    """What the parts of one backward pass sum up to so far.
+
+    `record`: where operands lie in memory that is kept from step to step, each part is recorded at
+    its first time and replayed from then on; the same object then serves all steps.
+    """
+
+    def __init__(self, record: Optional[Callable[[Work], Replay]] = None) -> None:
+        #: Replays know this list, and not this object, which knows them.
+        self._far: List[torch.Tensor] = []
+        self._record = record
+        self._replays: List[Replay] = []
+        self._at = 0
+
+    @property
+    def kept(self) -> bool:
+        return self._record is not None
+
+    def begin(self) -> None:
+        """With no part yet."""
+        self._far.clear()
+        self._at = 0
+
+    def add(self, work: Work) -> None:
+        """Another part, whose products `work` gives in tensors that are new each time."""
+        before = self._far
+
+        def summed() -> List[torch.Tensor]:
+            made = work()
+            # Into the new ones: those from before are a graph's results, which it writes anew.
+            return [each.add_(old) for each, old in zip(made, before)] if before else made
+
+        if self._record is None:
+            before[:] = summed()
+            return
+        if self._at == len(self._replays):
+            self._replays.append(self._record(summed))
+        before[:] = self._replays[self._at]()
+        self._at += 1
+
+    def end(self) -> List[torch.Tensor]:
+        """The sum of all parts, which is not held any longer."""
+        far = self._far.copy()
+        self._far.clear()
+        return far
+
+
 class WeightGradient:
-    """Of one backward pass of one layer, from when the gradient is on the device to the return.
+    """Of one backward pass of one layer, from when the gradient comes to the device to the return.
 
     `send(x)` sends the input again, where it did not stay (`inputs` is None). `wanted`: by weight,
-    by bias. `record`: where both operands lie in memory that is kept from step to step; it has been
-    seen to that nothing writes there too early.
+    by bias. `parts`: the images that each product takes. `sums`: where both operands lie in memory
+    that is kept from step to step; it has been seen to that nothing writes there too early.
     """
 
     def __init__(
@@ -46,46 +100,71 @@ class WeightGradient:
         send: Callable[[], Sent],
         late: bool,
         seed: int,
-        record: Optional[Record] = None,
+        parts: Spans,
+        sums: Optional[Sums] = None,
     ) -> None:
         self._bus, self._layer, self._passes = bus, layer, passes
         self._shape = parameters[0].shape
         self._parameters = [each for each, by in zip(parameters, wanted) if by and each is not None]
         self._by_weight, self._by_bias = wanted[0], wanted[1] and parameters[1] is not None
         self._inputs, self._send, self._late, self._seed = inputs, send, late, seed
-        self._record = record
+        self._parts, self._at = parts, 0
+        self._sums = sums if sums is not None else Sums()
         self._near: List[torch.Tensor] = []
         self._marks: List[Any] = []
 
-    def start(self, grad: Sent) -> None:
-        """Queue the products, and their copies, on the side lane. Waits for nothing."""
-        bus = self._bus
-        lanes, side = bus.lanes, bus.lanes.side
-        inputs = self._inputs
-        if inputs is None and self._by_weight:
-            sent = self._send()
-            inputs = sent.operand
-            lanes.wait(side, sent.event)
-            self._marks.append(sent.event)
-        # Before the products: gradients that are still pending may lie where they write.
-        waits = self._late and bus.late.may_wait(self._parameters)
+    def take(self, grad: Sent, high: int) -> bool:
+        """Images up to `high` are on their way: queue the product of the part that ends there, if
+        one does, on the side lane. True once all parts and their copies are queued. Waits for
+        nothing."""
+        low, end = self._parts[self._at]
+        if high < end:
+            return False
+        if self._at == 0:
+            self._begin()
+        lanes, side = self._bus.lanes, self._bus.lanes.side
         lanes.on(side)
         lanes.wait(side, grad.event)
-        operand, stage = grad.operand, bus.ledger.stage
+        self._multiply(grad.operand, low, end)
+        self._at += 1
+        if self._at < len(self._parts):
+            return False
+        self._end(grad.operand)
+        return True
+
+    def _begin(self) -> None:
+        bus, side = self._bus, self._bus.lanes.side
+        if self._inputs is None and self._by_weight:
+            sent = self._send()
+            self._inputs = sent.operand
+            bus.lanes.wait(side, sent.event)
+            self._marks.append(sent.event)
+        # Before the products: gradients that are still pending may lie where they write.
+        self._waits = self._late and bus.late.may_wait(self._parameters)
+        self._sums.begin()
+
+    def _multiply(self, grad: Operand, low: int, high: int) -> None:
+        bus, side, inputs = self._bus, self._bus.lanes.side, self._inputs
+        if inputs is not None:
+            inputs = images(inputs, low, high)
         work = _work(
-            self._passes, operand, inputs, self._shape if self._by_weight else None,
-            self._by_bias, self._seed,
+            self._passes, images(grad, low, high), inputs,
+            self._shape if self._by_weight else None, self._by_bias, self._seed,
         )  # fmt: skip
+        stage = bus.ledger.stage
         with stage(self._layer, "weight_grad", "compute", stream=side) if bus.accounts else IDLE:
-            far = work() if self._record is None else self._record(work)
-        if waits:
-            if self._record is None:
-                bus.hold(side, operand, inputs)
+            self._sums.add(work)
+
+    def _end(self, grad: Operand) -> None:
+        bus, far, inputs = self._bus, self._sums.end(), self._inputs
+        if self._waits:
+            if not self._sums.kept:
+                bus.hold(bus.lanes.side, grad, inputs)
             self._near = bus.late.add(self._parameters, far)
         else:
             self._near = self._fetch(far)
             # `finish` waits for the copies: until then these are not to be freed.
-            self._kept = (operand, inputs, far)
+            self._kept = (grad, inputs, far)
 
     def finish(self) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
         """The gradients on the host, which are filled later where they may be."""
@@ -108,6 +187,17 @@ class WeightGradient:
             bus.move(copies, up=False)
         self._marks.append(bus.lanes.mark(side))
         return near
+
+
+# unverified: sums in parts, captured | no GPU here | pytest -m gpu test_hetero_replay_gpu.py
+def halves(pieces: Spans) -> Spans:
+    """The parts of a batch that travels in these pieces."""
+    found, at = [], 0
+    while at < len(pieces):
+        last = at + (len(pieces) - at + 1) // 2 - 1
+        found.append((pieces[at][0], pieces[last][1]))
+        at = last + 1
+    return found
 
 
 def _work(

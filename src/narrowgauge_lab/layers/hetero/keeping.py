@@ -12,7 +12,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from narrowgauge_lab.layers.hetero.bus import Bus
-from narrowgauge_lab.layers.hetero.gradients import Record, Work
+from narrowgauge_lab.layers.hetero.gradients import Sums, Work
 from narrowgauge_lab.layers.hetero.host import elements
 from narrowgauge_lab.layers.hetero.prepared import (
     MOST_BYTES,
@@ -22,6 +22,7 @@ from narrowgauge_lab.layers.hetero.prepared import (
     Trip,
     address_of,
 )
+from narrowgauge_lab.layers.hetero.replay import Replay
 from narrowgauge_lab.layers.passes import Operand, Passes, Problem
 from narrowgauge_lab.layers.passes.matrix import DEEPEST
 from narrowgauge_lab.measure.watch import is_watched
@@ -68,33 +69,31 @@ class Keeper:
         trip = self._kept(self._upwards, grad, (0,), (), None, make, draws=False)
         return make() if trip is None else trip
 
-    def recording(
+    def sums(
         self,
         trip: Trip,
         inputs: Optional[Operand],
         passes: Passes,
         weight: torch.Tensor,
         wanted: Tuple[bool, bool],
-    ) -> Optional[Record]:
-        """How to capture the weight gradient of a gradient's trip and a forward pass's input; None
+    ) -> Optional[Sums]:
+        """What captures the weight gradient of a gradient's trip and a forward pass's input; None
         where one of them is not kept, or where it has to be rounded anew each time."""
         staying = self._of(inputs)
         if staying is None or not trip.kept or self._draws(passes):
             return None
-        known = staying.weight_grads
         key = (id(trip), wanted)
-        side = self._bus.lanes.side
-        captures = self._captures(passes, weight)
+        found = staying.weight_grads.get(key)
+        if found is None:
+            recorder, side = self._bus.recorder, self._bus.lanes.side
+            captures = self._captures(passes, weight)
 
-        def record(work: Work) -> List[torch.Tensor]:
-            found = known.get(key)
-            if found is None:
-                # The trip is kept beside, so that no other one gets its id.
-                replay = self._bus.recorder.record(work, side, may_capture=captures)
-                found = known[key] = (trip, replay)
-            return found[1]()
+            def record(work: Work) -> Replay:
+                return recorder.record(work, side, may_capture=captures)
 
-        return record
+            # The trip is kept beside, so that no other one gets its id.
+            found = staying.weight_grads[key] = (trip, Sums(record))
+        return found[1]
 
     def busy(self, trip: Trip, inputs: Optional[Operand]) -> None:
         """The side lane has been given work with these; nothing may be written there before."""

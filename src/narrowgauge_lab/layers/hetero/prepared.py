@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from narrowgauge_lab.layers.hetero.replay import Replay
+from narrowgauge_lab.layers.hetero.gradients import Sums
 from narrowgauge_lab.layers.hetero.wire import Incoming, Outgoing
 from narrowgauge_lab.layers.passes import Operand, Quantised
 
@@ -82,7 +82,7 @@ class Trip:
         #: Whether its buffers are kept for the next tensor of the form.
         self.kept = False
         #: Of a forward pass: its weight gradients, by the trip that brings the gradient.
-        self.weight_grads: Dict[Tuple[int, Tuple[bool, bool]], Tuple[Trip, Replay]] = {}
+        self.weight_grads: Dict[Tuple[int, Tuple[bool, bool]], Tuple[Trip, Sums]] = {}
 
     def reads(self, far: Sequence[Optional[torch.Tensor]]) -> bool:
         """Whether products were made for parameters that lie there."""

@@ -25,7 +25,16 @@ from narrowgauge_lab import torch_compat
 from narrowgauge_lab.layers.hetero.host import HostMemory, channels_last, elements, like
 from narrowgauge_lab.layers.passes import Operand, Quantised
 
-__all__ = ["DTYPES", "WIRE_BYTES", "Codec", "Codecs", "Incoming", "Outgoing", "byte_count"]
+__all__ = [
+    "DTYPES",
+    "WIRE_BYTES",
+    "Codec",
+    "Codecs",
+    "Incoming",
+    "Outgoing",
+    "byte_count",
+    "images",
+]
 
 DTYPES: Dict[str, torch.dtype] = {
     "fp32": torch.float32,
@@ -191,11 +200,7 @@ class Outgoing:
 
     def piece(self, low: int, high: int) -> Operand:
         """Images `low` to `high` on the device."""
-        if high - low == self._batch:
-            return self.whole
-        if isinstance(self.whole, Quantised):
-            return Quantised(self.whole.values[low:high], self.whole.scale)
-        return self.whole[low:high]
+        return images(self.whole, low, high)
 
 
 class Incoming:
@@ -296,6 +301,15 @@ class Incoming:
         else:
             assert self._staged is not None
             into.copy_(self._staged if whole else self._staged[low:high])
+
+
+def images(operand: Operand, low: int, high: int) -> Operand:
+    """Images `low` to `high` of an operand, as a view; all of them are the operand itself."""
+    if high - low == operand.shape[0]:
+        return operand
+    if isinstance(operand, Quantised):
+        return Quantised(operand.values[low:high], operand.scale)
+    return operand[low:high]
 
 
 def byte_count(copies: Sequence[Copy]) -> int:
