@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Optional, Tuple
@@ -11,7 +12,7 @@ import torch
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab import precision, training
 from narrowgauge_lab.anytime import operating, policies
-from narrowgauge_lab.anytime.feeds import Splits, make_splits
+from narrowgauge_lab.anytime.feeds import Splits, splits_of
 from narrowgauge_lab.anytime.logits_file import About
 from narrowgauge_lab.anytime.loss_weights import parse_loss_weights
 from narrowgauge_lab.anytime.network import AnytimeNetwork
@@ -23,11 +24,12 @@ from narrowgauge_lab.checkpoint import Checkpoints
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.data import FlatData
 from narrowgauge_lab.optim import Adam
-from narrowgauge_lab.schedule import Step
+from narrowgauge_lab.recipes import recipe_of
+from narrowgauge_lab.schedule import MultiStep, milestones
 from narrowgauge_lab.shared_weights import asked_file
 from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
 
-from .clock import record_clock
+from .clock import Policies, record_clock
 from .published import record_published
 
 _HERE = Path(__file__).parent
@@ -54,17 +56,19 @@ def run(ctx: RowContext) -> None:
     if not trained:
         return
     thresholds = ",".join(repr(each) for each in NETS[parameters["net"]].thresholds)
+    paper = f"entropy:{thresholds}"
     logits = read_logits(ctx.side_file(LOGITS_FILE))
     operation = operating.operate(
         ctx,
         logits,
         asked=parameters["policy"],
-        paper=f"entropy:{thresholds}",
+        paper=paper,
         kind="entropy",
         lose=parameters["lose"],
     )
     record_published(ctx, parameters["net"], logits)
-    _time(ctx, net, splits, operation.policy)
+    by = Policies(*(policies.parse(each, net.exits) for each in (operation.policy, paper)))
+    _time(ctx, net, splits, by)
 
 
 def _splits(ctx: RowContext) -> Splits:
@@ -85,28 +89,15 @@ def _splits(ctx: RowContext) -> Splits:
         raise BadValueError(
             f"augment=true on {name}", why="a mirrored digit is another one, or none"
         )
-    return make_splits(
-        data,
-        ctx.device,
-        validation=parameters["validation"],
-        train_limit=parameters["train_limit"],
-        test_limit=parameters["test_limit"],
-        augmentation=Augmentation(4, True) if parameters["augment"] else Augmentation(),
-    )
+    return splits_of(ctx, data, Augmentation(4, True) if parameters["augment"] else Augmentation())
 
 
 def _recipe(ctx: RowContext, objective: Objective, epochs: int) -> training.Recipe:
-    parameters = ctx.parameters
-    return training.Recipe(
-        epochs=epochs,
-        batch_size=parameters["batch_size"],
-        precision=parameters["precision"],
-        schedule=Step(parameters["lr"], 1.0),
-        optimizer=functools.partial(Adam, rate=parameters["lr"], betas=_BETAS),
-        graphs=parameters["graphs"],
-        save_weights=parameters["save_weights"],
-        objective=objective,
-    )
+    rate, falls_at = ctx.parameters["lr"], ctx.parameters["falls_at"]
+    optimizer = functools.partial(Adam, rate=rate, betas=_BETAS)
+    schedule = MultiStep(rate, milestones(epochs, (falls_at,)) if falls_at < 1 else ())
+    recipe = recipe_of(ctx.parameters, optimizer, schedule, objective)
+    return dataclasses.replace(recipe, epochs=epochs)
 
 
 def _stages(ctx: RowContext, net: AnytimeNetwork) -> Tuple[Stage, ...]:
@@ -139,11 +130,11 @@ def _trunk_accuracy(ctx: RowContext) -> Optional[float]:
     return None if state is None else float(state["history"]["values"]["test_accuracy"][-1])
 
 
-def _time(ctx: RowContext, net: BranchyNet, splits: Splits, policy: str) -> None:
+def _time(ctx: RowContext, net: BranchyNet, splits: Splits, by: Policies) -> None:
     count = min(ctx.parameters["clock_images"], len(splits.test))
     if not count:
         return
     images, _ = splits.test.batch(torch.arange(count, device=ctx.device))
     threads = ctx.parameters["clock_threads"]
     mode = precision.enter(ctx.parameters["precision"], ctx.device)
-    record_clock(ctx, net, images, policies.parse(policy, net.exits), mode, threads)
+    record_clock(ctx, net, images, by, mode, threads)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab import training
-from narrowgauge_lab.anytime.feeds import Splits, make_splits
+from narrowgauge_lab.anytime.feeds import splits_of
 from narrowgauge_lab.anytime.logits_file import About
 from narrowgauge_lab.anytime.network import AnytimeNetwork
 from narrowgauge_lab.anytime.objective import ExitLosses, Objective
@@ -18,8 +17,7 @@ from narrowgauge_lab.anytime.systems.sact import AdaptiveResNet
 from narrowgauge_lab.anytime.training import train_anytime
 from narrowgauge_lab.augment import Augmentation
 from narrowgauge_lab.context import RowContext
-from narrowgauge_lab.optim import SGD
-from narrowgauge_lab.schedule import MultiStep, milestones
+from narrowgauge_lab.recipes import stepped_sgd
 from narrowgauge_lab.shared_weights import asked_file
 
 from .looking import look
@@ -41,10 +39,10 @@ def run(ctx: RowContext) -> None:
             next_step=f"-p pictures={parameters['images']} or fewer",
         )
     training.seed_everything(ctx.seed)
-    splits = _splits(ctx)
+    splits = splits_of(ctx, ctx.asked_data(**_SYNTHETIC), Augmentation(padding=4, flip=True))
     net = network(ctx, len(splits.classes)).to(ctx.device)
     trained = train_anytime(
-        ctx, net, splits, _recipe(ctx, _objective(ctx, net)), _about(ctx),
+        ctx, net, splits, stepped_sgd(ctx.parameters, _STEPS, _objective(ctx, net)), _about(ctx),
         weights=asked_file(parameters["weights"], Path(__file__).parent),
     )  # fmt: skip
     if trained:
@@ -61,39 +59,10 @@ def network(ctx: RowContext, classes: int) -> AnytimeNetwork:
     return branchy_net(name, width, classes=classes)
 
 
-def _splits(ctx: RowContext) -> Splits:
-    parameters, name = ctx.parameters, ctx.parameters["data"]
-    data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
-    return make_splits(
-        data,
-        ctx.device,
-        validation=parameters["validation"],
-        train_limit=parameters["train_limit"],
-        test_limit=parameters["test_limit"],
-        augmentation=Augmentation(padding=4, flip=True),
-    )
-
-
 def _objective(ctx: RowContext, net: AnytimeNetwork) -> Objective:
     if ctx.parameters["net"] == "sact":
         return PonderLoss(ctx.parameters["tau"], 0, ctx.device)
     return ExitLosses(net.exits)
-
-
-def _recipe(ctx: RowContext, objective: Objective) -> training.Recipe:
-    parameters = ctx.parameters
-    return training.Recipe(
-        epochs=parameters["epochs"],
-        batch_size=parameters["batch_size"],
-        precision=parameters["precision"],
-        schedule=MultiStep(parameters["lr"], milestones(parameters["epochs"], _STEPS)),
-        optimizer=functools.partial(
-            SGD, rate=parameters["lr"], momentum=0.9, weight_decay=parameters["weight_decay"]
-        ),
-        graphs=parameters["graphs"],
-        save_weights=parameters["save_weights"],
-        objective=objective,
-    )
 
 
 def _about(ctx: RowContext) -> About:

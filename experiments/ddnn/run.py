@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 from narrowgauge_lab import precision, training
@@ -13,6 +14,7 @@ from narrowgauge_lab.anytime.systems.ddnn import DeviceLosses
 from narrowgauge_lab.anytime.training import train_anytime
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.optim import SGD, Adam, OptimizerMaker
+from narrowgauge_lab.recipes import recipe_of
 from narrowgauge_lab.schedule import Cosine, Schedule, Step
 from narrowgauge_lab.shared_weights import asked_file
 from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
@@ -65,14 +67,5 @@ def _recipe(ctx: RowContext, combination: Combination) -> training.Recipe:
             SGD, rate=rate, momentum=0.9, weight_decay=1e-4, nesterov=True
         )
         schedule = Cosine(rate, epochs)
-    return training.Recipe(
-        epochs=epochs,
-        batch_size=parameters["batch_size"],
-        precision=parameters["precision"],
-        schedule=schedule,
-        optimizer=optimizer,
-        graphs=parameters["graphs"],
-        test_batch_size=500,
-        save_weights=parameters["save_weights"],
-        objective=DeviceLosses(combination),
-    )
+    recipe = recipe_of(parameters, optimizer, schedule, DeviceLosses(combination))
+    return dataclasses.replace(recipe, test_batch_size=500)

@@ -7,13 +7,14 @@ import time
 from typing import List
 
 from narrowgauge_lab import precision, training
-from narrowgauge_lab.anytime.feeds import Splits, make_splits
+from narrowgauge_lab.anytime.feeds import Splits, splits_of
 from narrowgauge_lab.anytime.ladder import Rung, score_ladder
 from narrowgauge_lab.anytime.logits_file import About
 from narrowgauge_lab.augment import Augmentation
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.measure.cost import count
 from narrowgauge_lab.optim import SGD, Adam, OptimizerMaker
+from narrowgauge_lab.recipes import recipe_of
 from narrowgauge_lab.schedule import MultiStep
 
 from . import peer
@@ -30,23 +31,16 @@ def run(ctx: RowContext) -> None:
     parameters = ctx.parameters
     require_fitting(ctx)
     peer.require(parameters)
-    name = parameters["data"]
-    data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
-    splits = make_splits(
-        data,
-        ctx.device,
-        validation=parameters["validation"],
-        train_limit=parameters["train_limit"],
-        test_limit=parameters["test_limit"],
-        augmentation=Augmentation(padding=4, flip=True),
-    )
+    data = ctx.asked_data(**_SYNTHETIC)
+    splits = splits_of(ctx, data, Augmentation(padding=4, flip=True))
     training.seed_everything(ctx.seed)
     resumed = ctx.checkpoints.resume and any(ctx.checkpoints.folder.rglob("checkpoint-*.pt"))
     began = time.monotonic()
     if parameters["implementation"] == "torchensemble":
         members = peer.fit(ctx, splits)
     else:
-        members = Fitting(ctx, splits, _recipe(ctx)).fit()
+        schedule = MultiStep(parameters["lr"], ())
+        members = Fitting(ctx, splits, recipe_of(parameters, _optimizer(ctx), schedule)).fit()
     if members is None:
         return
     # What a process before a resume took is in each member's `seconds_before_resume`.
@@ -54,18 +48,6 @@ def run(ctx: RowContext) -> None:
         seconds = time.monotonic() - began
         ctx.metric("training_seconds", seconds, unit="s", source="monotonic")
     _score(ctx, splits, members)
-
-
-def _recipe(ctx: RowContext) -> training.Recipe:
-    parameters = ctx.parameters
-    return training.Recipe(
-        epochs=parameters["epochs"],
-        batch_size=parameters["batch_size"],
-        precision=parameters["precision"],
-        schedule=MultiStep(parameters["lr"], ()),
-        optimizer=_optimizer(ctx),
-        graphs=parameters["graphs"],
-    )
 
 
 def _optimizer(ctx: RowContext) -> OptimizerMaker:

@@ -3,28 +3,28 @@ heads that cost the same."""
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab import training
 from narrowgauge_lab.anytime import policies
 from narrowgauge_lab.anytime.costs import exit_costs
-from narrowgauge_lab.anytime.feeds import Splits, make_splits
+from narrowgauge_lab.anytime.feeds import Splits, splits_of
 from narrowgauge_lab.anytime.logits_file import About
 from narrowgauge_lab.anytime.objective import ExitLosses
 from narrowgauge_lab.anytime.systems.pyramid import PyramidNet, apart
 from narrowgauge_lab.anytime.training import train_anytime
 from narrowgauge_lab.augment import Augmentation
 from narrowgauge_lab.context import RowContext
-from narrowgauge_lab.optim import SGD
-from narrowgauge_lab.schedule import MultiStep, milestones
+from narrowgauge_lab.recipes import stepped_sgd
 from narrowgauge_lab.shared_weights import asked_file
 
 __all__ = ["run"]
 
 _HERE = Path(__file__).parent
 _SYNTHETIC = {"channels": 3, "size": 32, "classes": 10, "train": 600, "test": 200}
+#: Where the rate falls to a tenth, as shares of the epochs.
+_STEPS = (0.5, 0.75)
 #: What "equal cost" allows, at each exit, with the heads before it and without them.
 _EQUAL = 0.01
 
@@ -32,7 +32,7 @@ _EQUAL = 0.01
 def run(ctx: RowContext) -> None:
     """Train as `ctx.parameters` say and score every exit."""
     parameters = ctx.parameters
-    splits = _splits(ctx)
+    splits = splits_of(ctx, ctx.asked_data(**_SYNTHETIC), Augmentation(padding=4, flip=True))
     training.seed_everything(ctx.seed)
     net = _pyramid(ctx, splits)
     policies.parse(parameters["policy"], net.exits)  # before an hour goes into training
@@ -40,7 +40,7 @@ def run(ctx: RowContext) -> None:
     net = net if parameters["heads"] == "pyramid" else rival
     net.to(ctx.device)
     train_anytime(
-        ctx, net, splits, _recipe(ctx, net), _about(ctx),
+        ctx, net, splits, stepped_sgd(ctx.parameters, _STEPS, ExitLosses(net.exits)), _about(ctx),
         weights=asked_file(parameters["weights"], _HERE), policy=parameters["policy"],
     )  # fmt: skip
 
@@ -78,40 +78,6 @@ def _equal_rival(ctx: RowContext, net: PyramidNet, splits: Splits) -> PyramidNet
             next_step="more channels of the fused maps, more blocks, or a greater width",
         )
     return rival
-
-
-def _splits(ctx: RowContext) -> Splits:
-    parameters = ctx.parameters
-    name = parameters["data"]
-    data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
-    return make_splits(
-        data,
-        ctx.device,
-        validation=parameters["validation"],
-        train_limit=parameters["train_limit"],
-        test_limit=parameters["test_limit"],
-        augmentation=Augmentation(padding=4, flip=True),
-    )
-
-
-def _recipe(ctx: RowContext, net: PyramidNet) -> training.Recipe:
-    parameters = ctx.parameters
-    epochs, rate = parameters["epochs"], parameters["lr"]
-    return training.Recipe(
-        epochs=epochs,
-        batch_size=parameters["batch_size"],
-        precision=parameters["precision"],
-        schedule=MultiStep(rate, milestones(epochs, (0.5, 0.75))),
-        optimizer=functools.partial(
-            SGD,
-            rate=rate,
-            momentum=parameters["momentum"],
-            weight_decay=parameters["weight_decay"],
-        ),
-        graphs=parameters["graphs"],
-        save_weights=parameters["save_weights"],
-        objective=ExitLosses(net.exits),
-    )
 
 
 def _about(ctx: RowContext) -> About:

@@ -29,8 +29,7 @@ def run(ctx: RowContext) -> None:
     """Train as `ctx.parameters` say and record every epoch and every layer."""
     parameters = ctx.parameters
     settings, changes = settings_of(parameters)
-    name = parameters["data"]
-    data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
+    data = ctx.asked_data(**_SYNTHETIC)
     splits = _splits(ctx, data, settings)
     training.seed_everything(ctx.seed)
     net = Network(settings, len(splits.classes)).to(ctx.device)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import math
 from pathlib import Path
 from typing import Callable, Optional
 
 from narrowgauge_lab import checkpoint, precision, training
 from narrowgauge_lab.anytime import policies
-from narrowgauge_lab.anytime.feeds import Splits, make_splits
+from narrowgauge_lab.anytime.feeds import Splits, splits_of
 from narrowgauge_lab.anytime.logits_file import About
 from narrowgauge_lab.anytime.objective import ExitLosses, Objective
 from narrowgauge_lab.anytime.systems.iresnext import IResNeXt, iresnext
@@ -18,12 +18,13 @@ from narrowgauge_lab.anytime.training import train_anytime
 from narrowgauge_lab.augment import Augmentation
 from narrowgauge_lab.batch_statistics import reestimate
 from narrowgauge_lab.context import RowContext
-from narrowgauge_lab.optim import SGD
-from narrowgauge_lab.schedule import MultiStep, milestones
+from narrowgauge_lab.recipes import stepped_sgd
 from narrowgauge_lab.shared_weights import asked_file
 
 _HERE = Path(__file__).parent
 _SYNTHETIC = {"channels": 3, "size": 32, "classes": 10, "train": 700, "test": 200}
+#: Where the rate falls to a tenth, as shares of the epochs.
+_FALLS = (0.5, 0.75)
 #: Of a test or validation batch: what `incremental` carries of one image is 3 MB at width 1.
 _TEST_BATCH = 500
 
@@ -31,22 +32,14 @@ _TEST_BATCH = 500
 def run(ctx: RowContext) -> None:
     """Measure as `ctx.parameters` say."""
     parameters = ctx.parameters
-    name = parameters["data"]
-    data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
+    data = ctx.asked_data(**_SYNTHETIC)
     training.seed_everything(ctx.seed)
     classes = len(data.declaration.classes)
     net = iresnext(parameters["variant"], parameters["blocks"], parameters["width"], classes)
     policies.parse(parameters["policy"], net.exits)  # before an hour goes into training
     net.to(ctx.device)
-    splits = make_splits(
-        data,
-        ctx.device,
-        validation=parameters["validation"],
-        train_limit=parameters["train_limit"],
-        test_limit=parameters["test_limit"],
-        augmentation=Augmentation(padding=4, flip=True),
-        channels_last=parameters["layout"] == "nhwc",
-    )
+    last = parameters["layout"] == "nhwc"
+    splits = splits_of(ctx, data, Augmentation(padding=4, flip=True), channels_last=last)
     recipe = _recipe(ctx, _objective(ctx, net, splits))
     train_anytime(
         ctx, net, splits, recipe, _about(ctx, net), policy=parameters["policy"],
@@ -62,25 +55,10 @@ def _objective(ctx: RowContext, net: IResNeXt, splits: Splits) -> Objective:
 
 
 def _recipe(ctx: RowContext, objective: Objective) -> training.Recipe:
-    parameters = ctx.parameters
-    epochs, rate = parameters["epochs"], parameters["lr"]
-    return training.Recipe(
-        epochs=epochs,
-        batch_size=parameters["batch_size"],
-        precision=parameters["precision"],
-        schedule=MultiStep(rate, milestones(epochs, (0.5, 0.75))),
-        optimizer=functools.partial(
-            SGD,
-            rate=rate,
-            momentum=parameters["momentum"],
-            weight_decay=parameters["weight_decay"],
-        ),
-        graphs=parameters["graphs"],
-        test_batch_size=_TEST_BATCH,
-        # Statistics that are taken anew belong to the weights: they are saved after that.
-        save_weights=parameters["save_weights"] and parameters["objective"] == "all",
-        objective=objective,
-    )
+    recipe = stepped_sgd(ctx.parameters, _FALLS, objective)
+    # Statistics that are taken anew belong to the weights: they are saved after that.
+    save = recipe.save_weights and ctx.parameters["objective"] == "all"
+    return dataclasses.replace(recipe, test_batch_size=_TEST_BATCH, save_weights=save)
 
 
 def _settling(ctx: RowContext, net: IResNeXt, splits: Splits) -> Optional[Callable[[], None]]:

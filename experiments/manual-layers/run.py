@@ -131,8 +131,7 @@ def _converted(model: nn.Module, policy: Policy) -> Converted:
 
 
 def _data(ctx: RowContext) -> FlatData:
-    name = ctx.parameters["data"]
-    return ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
+    return ctx.asked_data(**_SYNTHETIC)
 
 
 def _feeds(ctx: RowContext, data: FlatData, network: Network) -> Tuple[Feed, Feed]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any, Mapping
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab import training
-from narrowgauge_lab.anytime.feeds import Splits, make_splits
+from narrowgauge_lab.anytime.feeds import splits_of
 from narrowgauge_lab.anytime.gradients import Combination, Orthogonalised, PCGrad, Sum, Weighted
 from narrowgauge_lab.anytime.loss_weights import parse_loss_weights
 from narrowgauge_lab.anytime.objective import ExitLosses
 from narrowgauge_lab.anytime.training import train_anytime
 from narrowgauge_lab.augment import Augmentation
 from narrowgauge_lab.context import RowContext
-from narrowgauge_lab.optim import SGD
-from narrowgauge_lab.schedule import MultiStep, milestones
+from narrowgauge_lab.recipes import stepped_sgd
 from narrowgauge_lab.shared_weights import asked_file
 
 from .networks import make
@@ -31,7 +29,7 @@ _STEPS = (0.5, 0.75, 0.9)
 def run(ctx: RowContext) -> None:
     """Train as `ctx.parameters` say and score every exit."""
     parameters = ctx.parameters
-    splits = _splits(ctx)
+    splits = splits_of(ctx, ctx.asked_data(**_SYNTHETIC), Augmentation(padding=4, flip=True))
     training.seed_everything(ctx.seed)
     net, about = make(parameters, len(splits.classes))
     ctx.fact("variant", about.variant)
@@ -42,7 +40,7 @@ def run(ctx: RowContext) -> None:
     objective = ExitLosses(net.exits, way, parameters["cosine_images"])
     net.to(ctx.device)
     train_anytime(
-        ctx, net, splits, _recipe(parameters, objective), about,
+        ctx, net, splits, stepped_sgd(parameters, _STEPS, objective), about,
         weights=asked_file(parameters["weights"], Path(__file__).parent),
         policy=parameters["policy"],
     )  # fmt: skip
@@ -99,36 +97,3 @@ def _require_used(parameters: Mapping[str, Any]) -> None:
 
 def _falling(exits: int) -> Weighted:
     return Weighted(tuple((exits - number) / exits for number in range(exits)))
-
-
-def _splits(ctx: RowContext) -> Splits:
-    parameters = ctx.parameters
-    name = parameters["data"]
-    data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
-    return make_splits(
-        data,
-        ctx.device,
-        validation=parameters["validation"],
-        train_limit=parameters["train_limit"],
-        test_limit=parameters["test_limit"],
-        augmentation=Augmentation(padding=4, flip=True),
-    )
-
-
-def _recipe(parameters: Mapping[str, Any], objective: ExitLosses) -> training.Recipe:
-    epochs, rate = parameters["epochs"], parameters["lr"]
-    return training.Recipe(
-        epochs=epochs,
-        batch_size=parameters["batch_size"],
-        precision=parameters["precision"],
-        schedule=MultiStep(rate, milestones(epochs, _STEPS)),
-        optimizer=functools.partial(
-            SGD,
-            rate=rate,
-            momentum=parameters["momentum"],
-            weight_decay=parameters["weight_decay"],
-        ),
-        graphs=parameters["graphs"],
-        save_weights=parameters["save_weights"],
-        objective=objective,
-    )

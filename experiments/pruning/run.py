@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from narrowgauge_lab import precision, training
-from narrowgauge_lab.anytime.feeds import Splits, make_splits
+from narrowgauge_lab.anytime.feeds import Splits, splits_of
 from narrowgauge_lab.anytime.ladder import Rung, score_ladder
 from narrowgauge_lab.anytime.logits_file import About
 from narrowgauge_lab.augment import Augmentation
@@ -39,25 +39,17 @@ def run(ctx: RowContext) -> None:
     """Measure as `ctx.parameters` say."""
     parameters = ctx.parameters
     ratios = ratios_of(parameters["ratios"])  # before an hour goes into training
-    against = Against.of(parameters, _HERE)
-    name = parameters["data"]
-    data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
+    against = Against.of(parameters, _HERE, ctx.seed)
+    data = ctx.asked_data(**_SYNTHETIC)
     mode = precision.enter(parameters["precision"], ctx.device)
     training.seed_everything(ctx.seed)
     classes = len(data.declaration.classes)
     whole = cifar_resnet(int(parameters["depth"]), parameters["width"], classes).to(ctx.device)
-    splits = make_splits(
-        data,
-        ctx.device,
-        validation=parameters["validation"],
-        train_limit=parameters["train_limit"],
-        test_limit=parameters["test_limit"],
-        augmentation=Augmentation(padding=4, flip=True),
-    )
+    splits = splits_of(ctx, data, Augmentation(padding=4, flip=True))
     if against is not None:
         against.require_alike(splits)
     pruner = Pruner(ctx, whole)
-    asked = asked_file(parameters["weights"], _HERE)
+    asked = asked_file(parameters["weights"], _HERE, ctx.seed)
     if not trained_weights(ctx, whole, asked, functools.partial(_train, splits)):
         return
     outcomes = [examine(Pruned(0.0, whole, 0.0), splits, mode)]
@@ -72,7 +64,7 @@ def run(ctx: RowContext) -> None:
         clock.close()
     record_outcomes(ctx, outcomes)
     chosen = record_chosen(ctx, outcomes)
-    ctx.log(f"within a point on validation images: {chosen.name}")
+    ctx.log(f"chosen on validation images: {chosen.name}")
     scored = _score(ctx, outcomes, splits, mode)
     if against is not None:
         record_against(ctx, against, scored, outcomes)

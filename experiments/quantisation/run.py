@@ -11,7 +11,7 @@ from torch import nn
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab import precision, training
 from narrowgauge_lab.anytime.costs import exit_costs
-from narrowgauge_lab.anytime.feeds import Splits, make_splits
+from narrowgauge_lab.anytime.feeds import Splits, splits_of
 from narrowgauge_lab.anytime.ladder import Rung, score_ladder
 from narrowgauge_lab.anytime.logits_file import About
 from narrowgauge_lab.anytime.objective import ExitLosses
@@ -73,16 +73,8 @@ def _data(ctx: RowContext) -> FlatData:
 
 
 def _splits(ctx: RowContext, data: FlatData, net: Net) -> Splits:
-    parameters = ctx.parameters
     colours = net.image[0] == 3  # a mirrored digit is another one, or none
-    return make_splits(
-        data,
-        ctx.device,
-        validation=parameters["validation"],
-        train_limit=parameters["train_limit"],
-        test_limit=parameters["test_limit"],
-        augmentation=Augmentation(4, True) if colours else Augmentation(),
-    )
+    return splits_of(ctx, data, Augmentation(4, True) if colours else Augmentation())
 
 
 def _train(ctx: RowContext, net: Net, model: nn.Module, splits: Splits) -> bool:
@@ -103,7 +95,7 @@ def _train(ctx: RowContext, net: Net, model: nn.Module, splits: Splits) -> bool:
     def train(stage: RowContext, given: nn.Module) -> bool:
         return training.train(stage, given, splits.training, splits.test, splits.classes, recipe)
 
-    asked_for = asked_file(parameters["weights"], _HERE)
+    asked_for = asked_file(parameters["weights"], _HERE, ctx.seed)
     label = f"{parameters['net']}-{parameters['width']:g}-"
     return trained_weights(ctx, model, asked_for, train, label)
 

@@ -3,13 +3,14 @@ and leave its branches out one after another."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any, Sequence
 
 from narrowgauge_contract.hashing import sha256_file
 from narrowgauge_lab import checkpoint, precision, training
-from narrowgauge_lab.anytime.feeds import Splits, make_splits
+from narrowgauge_lab.anytime.feeds import Splits, splits_of
 from narrowgauge_lab.anytime.ladder import Rung, score_ladder
 from narrowgauge_lab.anytime.logits_file import About
 from narrowgauge_lab.augment import Augmentation
@@ -17,6 +18,7 @@ from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.networks.cifar_resnet import CifarResNet, cifar_resnet
 from narrowgauge_lab.optim import SGD
 from narrowgauge_lab.precision import Mode
+from narrowgauge_lab.recipes import recipe_of
 from narrowgauge_lab.schedule import Cosine
 from narrowgauge_lab.shared_weights import asked_file, load_weights
 from narrowgauge_lab.stochastic_depth import (
@@ -47,8 +49,7 @@ _PASSES = 30
 def run(ctx: RowContext) -> None:
     """Measure as `ctx.parameters` say."""
     parameters = ctx.parameters
-    name = parameters["data"]
-    data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
+    data = ctx.asked_data(**_SYNTHETIC)
     training.seed_everything(ctx.seed)
     classes = len(data.declaration.classes)
     net = cifar_resnet(int(parameters["depth"]), parameters["width"], classes)
@@ -57,15 +58,8 @@ def run(ctx: RowContext) -> None:
     asked_factor(parameters["factor"])
     survival(1, parameters["survival"])
     net.to(ctx.device)
-    splits = make_splits(
-        data,
-        ctx.device,
-        validation=parameters["validation"],
-        train_limit=parameters["train_limit"],
-        test_limit=parameters["test_limit"],
-        augmentation=Augmentation(padding=4, flip=True),
-        channels_last=parameters["layout"] == "nhwc",
-    )
+    last = parameters["layout"] == "nhwc"
+    splits = splits_of(ctx, data, Augmentation(padding=4, flip=True), channels_last=last)
     if not _trained(ctx, net, splits):
         return
     mode = precision.enter(parameters["precision"], ctx.device)
@@ -104,18 +98,12 @@ def _recipe(parameters: Any) -> training.Recipe:
     optimizer = functools.partial(
         SGD, rate=rate, momentum=parameters["momentum"], weight_decay=parameters["weight_decay"]
     )
-    return training.Recipe(
-        epochs=parameters["epochs"],
-        batch_size=parameters["batch_size"],
-        precision=parameters["precision"],
-        schedule=Cosine(rate, parameters["epochs"]),
-        optimizer=optimizer,
-        graphs=parameters["graphs"],
-        test_batch_size=_TEST_BATCH,
-        # A row that is stopped between its cuts trains nothing again.
-        keep_last=True,
-        save_confusion=False,
-    )
+    recipe = recipe_of(parameters, optimizer, Cosine(rate, parameters["epochs"]))
+    # A row that is stopped between its cuts trains nothing again; it saves its weights itself.
+    return dataclasses.replace(
+        recipe, test_batch_size=_TEST_BATCH, keep_last=True, save_confusion=False,
+        save_weights=False,
+    )  # fmt: skip
 
 
 def _score(

@@ -36,8 +36,7 @@ def run(ctx: RowContext) -> None:
 def _train(plan: Optional[PlacementPlan], ctx: RowContext, group: distributed.Group) -> None:
     home = placed.home(ctx, plan)
     parameters = ctx.parameters
-    name = parameters["data"]
-    data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
+    data = ctx.asked_data(**_SYNTHETIC)
     classes = data.declaration.classes
     depth = int(parameters["depth"])
     training_set, test_set = make_feeds(

@@ -3,7 +3,7 @@ look at a part of the picture."""
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any, List, Optional, Tuple
@@ -13,15 +13,14 @@ from torch import nn
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab import precision, training
 from narrowgauge_lab.anytime import operating, policies, resolution
-from narrowgauge_lab.anytime.feeds import Splits, make_splits
+from narrowgauge_lab.anytime.feeds import Splits, splits_of
 from narrowgauge_lab.anytime.ladder import score_ladder
 from narrowgauge_lab.anytime.logits_file import About
 from narrowgauge_lab.anytime.objective import Objective
 from narrowgauge_lab.augment import Augmentation
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.networks.cifar_resnet import cifar_resnet
-from narrowgauge_lab.optim import SGD
-from narrowgauge_lab.schedule import MultiStep, milestones
+from narrowgauge_lab.recipes import stepped_sgd
 from narrowgauge_lab.shared_weights import asked_file, trained_weights
 
 from .glancing import record_glance
@@ -39,13 +38,15 @@ def run(ctx: RowContext) -> None:
     """Measure as `ctx.parameters` say."""
     parameters = ctx.parameters
     sizes = _checked(parameters)
-    splits = _splits(ctx)
+    splits = splits_of(ctx, ctx.asked_data(**_SYNTHETIC), Augmentation(padding=4, flip=True))
     training.seed_everything(ctx.seed)
     net = cifar_resnet(int(parameters["depth"]), parameters["width"], len(splits.classes))
     net.to(ctx.device)
 
     def train(stage: RowContext, model: nn.Module) -> bool:
-        recipe = _recipe(ctx, _objective(ctx, splits, sizes))
+        recipe = dataclasses.replace(
+            stepped_sgd(parameters, _STEPS, _objective(ctx, splits, sizes)), save_confusion=False
+        )
         return training.train(
             stage, model, splits.training, splits.test, splits.classes, recipe
         )  # fmt: skip
@@ -84,40 +85,11 @@ def _checked(parameters: Any) -> Tuple[int, ...]:
     return sizes
 
 
-def _splits(ctx: RowContext) -> Splits:
-    parameters, name = ctx.parameters, ctx.parameters["data"]
-    data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
-    return make_splits(
-        data,
-        ctx.device,
-        validation=parameters["validation"],
-        train_limit=parameters["train_limit"],
-        test_limit=parameters["test_limit"],
-        augmentation=Augmentation(padding=4, flip=True),
-    )
-
-
 def _objective(ctx: RowContext, splits: Splits, sizes: Tuple[int, ...]) -> Optional[Objective]:
     if ctx.parameters["trained"] == "fixed":
         return None
     updates = math.ceil(len(splits.training) / ctx.parameters["batch_size"])
     return resolution.RandomSizes(sizes, ctx.seed, updates)
-
-
-def _recipe(ctx: RowContext, objective: Optional[Objective]) -> training.Recipe:
-    parameters = ctx.parameters
-    return training.Recipe(
-        epochs=parameters["epochs"],
-        batch_size=parameters["batch_size"],
-        precision=parameters["precision"],
-        schedule=MultiStep(parameters["lr"], milestones(parameters["epochs"], _STEPS)),
-        optimizer=functools.partial(
-            SGD, rate=parameters["lr"], momentum=0.9, weight_decay=parameters["weight_decay"]
-        ),
-        graphs=parameters["graphs"],
-        objective=objective,
-        save_confusion=False,
-    )
 
 
 def _about(ctx: RowContext) -> About:

@@ -60,8 +60,7 @@ class Subjects:
 def feeds(ctx: RowContext) -> Tuple[Feed, Feed, Tuple[str, ...]]:
     """Training images; those that are attacked, the first of the test set; and the classes."""
     parameters = ctx.parameters
-    name = parameters["data"]
-    data: FlatData = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
+    data: FlatData = ctx.asked_data(**_SYNTHETIC)
     count = parameters["train_limit"] or len(data.train_images)
     attacked = parameters["images"] or len(data.test_images)
     parts = (

@@ -3,13 +3,12 @@ how long."""
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
-from typing import Optional, Tuple
+from typing import Tuple
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab import precision, training
-from narrowgauge_lab.anytime.feeds import Splits, make_splits
+from narrowgauge_lab.anytime.feeds import splits_of
 from narrowgauge_lab.anytime.logits_file import About
 from narrowgauge_lab.anytime.objective import ExitLosses, Objective
 from narrowgauge_lab.anytime.systems.pondering import PonderLoss
@@ -17,8 +16,7 @@ from narrowgauge_lab.anytime.systems.sact import AdaptiveResNet
 from narrowgauge_lab.anytime.training import train_anytime
 from narrowgauge_lab.augment import Augmentation
 from narrowgauge_lab.context import RowContext
-from narrowgauge_lab.optim import SGD
-from narrowgauge_lab.schedule import MultiStep, milestones
+from narrowgauge_lab.recipes import stepped_sgd
 from narrowgauge_lab.shared_weights import asked_file
 
 from .clock import record_clock
@@ -40,10 +38,10 @@ def run(ctx: RowContext) -> None:
     resolutions = numbers(parameters["resolutions"], "resolutions", multiple=4)
     batches = numbers(parameters["clock_batch"], "clock_batch")
     training.seed_everything(ctx.seed)
-    splits = _splits(ctx)
+    splits = splits_of(ctx, ctx.asked_data(**_SYNTHETIC), Augmentation(padding=2, flip=True))
     net = network(parameters, len(splits.classes)).to(ctx.device)
     trained = train_anytime(
-        ctx, net, splits, _recipe(ctx, _objective(ctx)), _about(ctx),
+        ctx, net, splits, stepped_sgd(ctx.parameters, _FALLS, _objective(ctx)), _about(ctx),
         weights=asked_file(parameters["weights"], _HERE),
     )  # fmt: skip
     if not trained:
@@ -80,40 +78,11 @@ def numbers(text: str, name: str, multiple: int = 1) -> Tuple[int, ...]:
     return found
 
 
-def _splits(ctx: RowContext) -> Splits:
-    parameters, name = ctx.parameters, ctx.parameters["data"]
-    data = ctx.synthetic(**_SYNTHETIC) if name == "synthetic" else ctx.data(name)
-    return make_splits(
-        data,
-        ctx.device,
-        validation=parameters["validation"],
-        train_limit=parameters["train_limit"],
-        test_limit=parameters["test_limit"],
-        augmentation=Augmentation(padding=2, flip=True),
-    )
-
-
 def _objective(ctx: RowContext) -> Objective:
     parameters = ctx.parameters
     if parameters["kind"] == "plain":
         return ExitLosses(1)
     return PonderLoss(parameters["tau"], parameters["tau_warm_up"], ctx.device)
-
-
-def _recipe(ctx: RowContext, objective: Optional[Objective]) -> training.Recipe:
-    parameters = ctx.parameters
-    return training.Recipe(
-        epochs=parameters["epochs"],
-        batch_size=parameters["batch_size"],
-        precision=parameters["precision"],
-        schedule=MultiStep(parameters["lr"], milestones(parameters["epochs"], _FALLS)),
-        optimizer=functools.partial(
-            SGD, rate=parameters["lr"], momentum=0.9, weight_decay=parameters["weight_decay"]
-        ),
-        graphs=parameters["graphs"],
-        save_weights=parameters["save_weights"],
-        objective=objective,
-    )
 
 
 def _about(ctx: RowContext) -> About:

@@ -155,6 +155,16 @@ class RowContext:
             _SYNTHETIC_SEED, channels=channels, size=size, classes=classes, train=train, test=test
         )
 
+    def asked_data(
+        self, *, channels: int, size: int, classes: int, train: int, test: int
+    ) -> FlatData:
+        """The set that the parameter `data` names, or made-up images of this shape where that is
+        `synthetic`. Raises what `data` and `synthetic` raise."""
+        name = self.parameters["data"]
+        if name != SYNTHETIC:
+            return self.data(name)
+        return self.synthetic(channels=channels, size=size, classes=classes, train=train, test=test)
+
     def metric(
         self,
         name: str,

@@ -13,7 +13,7 @@ import dataclasses
 import math
 import time
 import zlib
-from typing import Any, Dict, Optional, Sequence
+from typing import Dict, Optional, Sequence
 
 import torch
 from torch import nn
@@ -35,12 +35,11 @@ from narrowgauge_lab.placed import Placed
 from narrowgauge_lab.schedule import Schedule
 from narrowgauge_lab.seeding import seed_everything
 from narrowgauge_lab.stepping import Stepper
+from narrowgauge_lab.training_checkpoints import TrainingCheckpoints
 
 __all__ = ["Recipe", "Training", "rank_seed", "seed_everything", "train"]
 
 _PROGRESS_SECONDS = 0.5
-#: A checkpoint of a large network takes seconds: the next one is so many times as far away.
-_TIMES_A_SAVE = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +95,7 @@ def train(
     """
     training = Training(ctx, model, training_set, test_set, recipe, group)
     training.prepare()
-    training.resume()
+    training.checkpoints.resume(training)
     evaluation = training.run()
     training.step.release()
     if evaluation is not None and group.speaks:
@@ -145,12 +144,10 @@ class Training:
             more=None if recipe.objective is None else recipe.objective.metrics(),
         )
         self.epoch = 0
-        self._saved_at = self._began = time.monotonic()
-        self._save_took = 0.0
-        #: Seconds that this row took in the processes before a resume.
-        self._seconds_before = 0.0
+        #: How steps ran, as far as that was said.
+        self.graphs_ran = ""
+        self.checkpoints = TrainingCheckpoints()
         self._shown_at = 0.0
-        self._said = ""
         self._batches: Sequence[torch.Tensor] = ()
         #: Where a plan's epoch failed, in words.
         self._culprit = ""
@@ -217,38 +214,6 @@ class Training:
                 wanted.append(images)
             torch.autograd.grad(outcome, wanted, allow_unused=True)
 
-    def resume(self) -> None:
-        """Go on from the row's checkpoint, if there is one to go on from."""
-        state = self.ctx.checkpoints.load()
-        if state is None:
-            return
-        if state["identity"] != self._identity():
-            raise checkpoint.CheckpointMismatchError(
-                "the checkpoint is of another configuration",
-                why=f"it was written for {state['identity']}, this row is {self._identity()}",
-                next_step="resume with the parameters the run was started with, or start a new run",
-            )
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.placed is not None:
-            self.placed.converted.weights_changed()
-            self.placed.forget_after(state["epoch"])
-        if self.step.loss_scale is not None:
-            self.step.loss_scale.load_state_dict(state["loss_scale"])
-        checkpoint.set_random_state(state["random"], self.generators)
-        self.epoch = state["epoch"]
-        self.history.load_state_dict(state["history"])
-        # The row began anew in the record: what the epochs before gave has to be said again.
-        self.history.emit(self.ctx)
-        self._said = state.get("graphs_ran", "")  # checkpoints of older versions lack it
-        if self._said:
-            self.ctx.fact("graphs_ran", self._said)
-        self._seconds_before = state["seconds"]
-        self.ctx.fact("resumed_after_epoch", self.epoch)
-        # The row's own duration is of its last process only.
-        self.ctx.fact("seconds_before_resume", self._seconds_before)
-        self.ctx.fact("world_size_before_resume", state["world_size"])
-
     def run(self) -> Optional[Evaluation]:
         """Train the epochs that are left. None where the loss diverged."""
         evaluation = None
@@ -258,7 +223,7 @@ class Training:
             if self.step.failed_at() or not all(map(math.isfinite, losses)):
                 self.ctx.invalid(f"diverged: loss is NaN/inf at epoch {self.epoch}{self._culprit}")
                 return None
-            self.save_if_due()
+            self.checkpoints.save_if_due(self)
         # Of a row that was stopped after its last epoch, and is told to go on.
         return self._evaluate() if evaluation is None else evaluation
 
@@ -355,9 +320,9 @@ class Training:
 
     def _say_how_steps_ran(self) -> None:
         """After an epoch, not before: what was asked for need not be what ran."""
-        if self.step.description != self._said:
-            self._said = self.step.description
-            self.ctx.fact("graphs_ran", self._said)
+        if self.step.description != self.graphs_ran:
+            self.graphs_ran = self.step.description
+            self.ctx.fact("graphs_ran", self.graphs_ran)
 
     def _show_progress(self, seen: int) -> None:
         now = time.monotonic()
@@ -366,40 +331,6 @@ class Training:
             count, epochs = len(self.training_set), self.recipe.epochs
             phase = f"epoch {self.epoch + 1}/{epochs}"
             self.ctx.progress(self.epoch * count + seen, epochs * count, unit="image", phase=phase)
-
-    def _identity(self) -> Dict[str, Any]:
-        """What a checkpoint belongs to; the number of processes may be another after a restart."""
-        parameters = {k: v for k, v in self.ctx.parameters.items() if k != "nproc"}
-        return {"seed": self.ctx.seed, "parameters": parameters}
-
-    def save_if_due(self) -> None:
-        """Write a checkpoint, unless the last one is young or nothing is left to do."""
-        last = self.epoch == self.recipe.epochs
-        patience = self.recipe.checkpoint_seconds
-        if patience:
-            patience = max(patience, _TIMES_A_SAVE * self._save_took)
-        begin = time.monotonic()
-        early = begin - self._saved_at < patience
-        skipped = not self.recipe.keep_last if last else early
-        if skipped or not self.group.speaks:
-            return
-        scale = self.step.loss_scale.state_dict() if self.step.loss_scale is not None else {}
-        self.ctx.checkpoints.save(
-            {
-                "identity": self._identity(),
-                "epoch": self.epoch,
-                "world_size": self.group.size,
-                "seconds": self._seconds_before + time.monotonic() - self._began,
-                "history": self.history.state_dict(),
-                "graphs_ran": self._said,
-                "model": dict(self.model.state_dict()),
-                "optimizer": self.optimizer.state_dict(),
-                "loss_scale": scale,
-                "random": checkpoint.random_state(self.generators),
-            }
-        )
-        self._saved_at = time.monotonic()
-        self._save_took = self._saved_at - begin
 
 
 def rank_seed(seed: int, epoch: int, rank: int) -> int:

@@ -114,10 +114,10 @@ def _train(
     training_set, test_set = feeds(train=images)
     loop = training.Training(ctx, model, training_set, test_set, given, group)
     loop.prepare()
-    loop.resume()
+    loop.checkpoints.resume(loop)
     for _ in range(stop_after):
         loop.run_epoch()
-        loop.save_if_due()
+        loop.checkpoints.save_if_due(loop)
     if stop_after:
         raise KeyboardInterrupt
     loop.run()

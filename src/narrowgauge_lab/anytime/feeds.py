@@ -15,7 +15,7 @@ from narrowgauge_lab.augment import Augmentation, Feed
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.data import FlatData
 
-__all__ = ["SPLIT_SEED", "Splits", "make_splits"]
+__all__ = ["SPLIT_SEED", "Splits", "make_splits", "splits_of"]
 
 #: One split for all systems, rows and repeats: their curves are of the same images.
 SPLIT_SEED = 9
@@ -99,4 +99,24 @@ def make_splits(
         data=data.declaration.name,
         seed=seed,
         test_whole=len(tested) == len(data.test_images),
+    )
+
+
+def splits_of(
+    ctx: RowContext,
+    data: FlatData,
+    augmentation: Augmentation = _PLAIN,
+    channels_last: bool = False,
+) -> Splits:
+    """`make_splits` on the row's device, by the parameters `validation`, `train_limit` and
+    `test_limit`. Raises what that raises."""
+    parameters = ctx.parameters
+    return make_splits(
+        data,
+        ctx.device,
+        validation=parameters["validation"],
+        train_limit=parameters["train_limit"],
+        test_limit=parameters["test_limit"],
+        augmentation=augmentation,
+        channels_last=channels_last,
     )

@@ -1,0 +1,99 @@
+"""The checkpoints of a training: what they hold, when one is due, and going on from one."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Dict
+
+from narrowgauge_lab import checkpoint
+from narrowgauge_lab.context import RowContext
+
+if TYPE_CHECKING:
+    from narrowgauge_lab.training import Training
+
+__all__ = ["TrainingCheckpoints"]
+
+#: A checkpoint of a large network takes seconds: the next one is so many times as far away.
+_TIMES_A_SAVE = 20.0
+
+
+class TrainingCheckpoints:
+    """Those of one `Training`, which is read and set through its public attributes, and not kept:
+    the two would keep each other's tensors until Python looks for cycles."""
+
+    def __init__(self) -> None:
+        self._saved_at = self._began = time.monotonic()
+        self._save_took = 0.0
+        #: Seconds that this row took in the processes before a resume.
+        self._seconds_before = 0.0
+
+    def resume(self, training: Training) -> None:
+        """Go on from the row's checkpoint, if there is one to go on from. Raises
+        CheckpointMismatchError for one of other parameters or another seed."""
+        ctx = training.ctx
+        state = ctx.checkpoints.load()
+        if state is None:
+            return
+        identity = _identity(ctx)
+        if state["identity"] != identity:
+            raise checkpoint.CheckpointMismatchError(
+                "the checkpoint is of another configuration",
+                why=f"it was written for {state['identity']}, this row is {identity}",
+                next_step="resume with the parameters the run was started with, or start a new run",
+            )
+        training.model.load_state_dict(state["model"])
+        training.optimizer.load_state_dict(state["optimizer"])
+        if training.placed is not None:
+            training.placed.converted.weights_changed()
+            training.placed.forget_after(state["epoch"])
+        if training.step.loss_scale is not None:
+            training.step.loss_scale.load_state_dict(state["loss_scale"])
+        checkpoint.set_random_state(state["random"], training.generators)
+        training.epoch = state["epoch"]
+        training.history.load_state_dict(state["history"])
+        # The row began anew in the record: what the epochs before gave has to be said again.
+        training.history.emit(ctx)
+        training.graphs_ran = state.get("graphs_ran", "")  # older versions' checkpoints lack it
+        if training.graphs_ran:
+            ctx.fact("graphs_ran", training.graphs_ran)
+        self._seconds_before = state["seconds"]
+        ctx.fact("resumed_after_epoch", training.epoch)
+        # The row's own duration is of its last process only.
+        ctx.fact("seconds_before_resume", self._seconds_before)
+        ctx.fact("world_size_before_resume", state["world_size"])
+
+    def save_if_due(self, training: Training) -> None:
+        """Write a checkpoint, unless the last one is young or nothing is left to do."""
+        recipe = training.recipe
+        patience = recipe.checkpoint_seconds
+        if patience:
+            patience = max(patience, _TIMES_A_SAVE * self._save_took)
+        begin = time.monotonic()
+        early = begin - self._saved_at < patience
+        skipped = not recipe.keep_last if training.epoch == recipe.epochs else early
+        if skipped or not training.group.speaks:
+            return
+        training.ctx.checkpoints.save(self._state(training))
+        self._saved_at = time.monotonic()
+        self._save_took = self._saved_at - begin
+
+    def _state(self, training: Training) -> Dict[str, Any]:
+        scale = training.step.loss_scale
+        return {
+            "identity": _identity(training.ctx),
+            "epoch": training.epoch,
+            "world_size": training.group.size,
+            "seconds": self._seconds_before + time.monotonic() - self._began,
+            "history": training.history.state_dict(),
+            "graphs_ran": training.graphs_ran,
+            "model": dict(training.model.state_dict()),
+            "optimizer": training.optimizer.state_dict(),
+            "loss_scale": {} if scale is None else scale.state_dict(),
+            "random": checkpoint.random_state(training.generators),
+        }
+
+
+def _identity(ctx: RowContext) -> Dict[str, Any]:
+    """What a checkpoint belongs to; the number of processes may be another after a restart."""
+    parameters = {k: v for k, v in ctx.parameters.items() if k != "nproc"}
+    return {"seed": ctx.seed, "parameters": parameters}
