@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+import math
+import os
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -24,6 +27,7 @@ _BEYOND = 1.2
 #: So many at once are measured again where the device was held back, and kept where the row is
 #: killed: a hundred thousand take minutes.
 _WINDOW = 4000
+_HIGHEST = -20  # of Linux, as niceness
 
 
 class Result(NamedTuple):
@@ -44,12 +48,36 @@ class Kept:
     overshoot: List[float]
     answered: float
 
+    def within(self, share: float) -> float:
+        """The overshoot that this share of the deadlines does not exceed."""
+        return sorted(self.overshoot)[math.ceil(share * len(self.overshoot)) - 1]
+
 
 def deadlines(ctx: RowContext, subject: Subject) -> None:
     """Record `deadline_misses` (a share), `deadline_overshoot` (the largest, over the typical time
-    of the longest stage), `deadline_answered`, and the fact `deadline_late`, whether a deadline of
-    0 was marked late as it has to be. A row that is resumed goes on after its last window, with the
-    stage times that it began with."""
+    of the longest stage) and `deadline_overshoot_p999`, which 99.9 % do not exceed,
+    `deadline_answered`, and the facts `deadline_late`, whether a deadline of 0 was marked late as
+    it has to be, and `deadline_nice`, the priority. A row that is resumed goes on after its last
+    window, with the stage times that it began with."""
+    with _first_of_all() as nice:
+        ctx.fact("deadline_nice", nice)
+        _deadlines(ctx, subject)
+
+
+@contextlib.contextmanager
+def _first_of_all() -> Iterator[int]:
+    """At the system's highest priority where it may be had; gives the niceness. Not a real-time
+    one: Linux stops these for 50 ms of each second."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, _HIGHEST)
+    try:
+        yield os.getpriority(os.PRIO_PROCESS, 0)
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, before)
+
+
+def _deadlines(ctx: RowContext, subject: Subject) -> None:
     net, images, count = subject.net, subject.images, ctx.parameters["deadlines"]
     times, results, reasons = _resumed(ctx.checkpoints.load())
     noted = _Noted(ctx)
@@ -71,6 +99,7 @@ def deadlines(ctx: RowContext, subject: Subject) -> None:
     ctx.fact("deadline_late", deadline(net, images, 0.0, times).late)
     ctx.metric("deadline_misses", found.misses, unit="1", source=_SOURCE)
     ctx.metric("deadline_overshoot", max(found.overshoot), unit="1", source=_SOURCE)
+    ctx.metric("deadline_overshoot_p999", found.within(0.999), unit="1", source=_SOURCE)
     ctx.metric("deadline_answered", found.answered, unit="1", source=_SOURCE)
 
 

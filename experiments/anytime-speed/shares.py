@@ -8,6 +8,7 @@ from typing import Any, Callable, Sequence, Tuple
 import torch
 
 from narrowgauge_contract.errors import NotApplicableError, SkippedError
+from narrowgauge_kernels.errors import KernelsError
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.anytime.adaptive import Adaptive, adaptive, masked
 from narrowgauge_lab.anytime.buckets import BucketedExits
@@ -145,7 +146,7 @@ def _ways(
         try:
             bucketed = BucketedExits(net, images, policy, costs)
             stages = CapturedStages(net, images, policy, costs)
-        except (CaptureError, NotApplicableError) as error:
+        except (CaptureError, KernelsError, NotApplicableError) as error:
             why = f"{error.what}: {error.why}"
         else:
 

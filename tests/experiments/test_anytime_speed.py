@@ -4,6 +4,7 @@ these is a measurement."""
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Sequence
@@ -90,11 +91,31 @@ def test_deadlines_are_counted_and_late_answers_are_marked(tmp_path: Path) -> No
     assert row.facts["deadline_late"] is True
     assert row.facts["deadlines"] == 20
     assert len(row.facts["stage_seconds"]) == 4
-    assert row.metric("deadline_overshoot_p999") is None
+    assert values(row, "deadline_overshoot_p999") == values(row, "deadline_overshoot")
+    assert -20 <= row.facts["deadline_nice"] <= 19
     misses, largest = values(row, "deadline_misses")[0], values(row, "deadline_overshoot")[0]
     assert (misses > 0) == (largest > 0)
     # Of whole deadlines: so many out of 20.
     assert misses * 20 == pytest.approx(round(misses * 20))
+
+
+def test_the_priority_is_as_before_where_it_may_be_had_and_where_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first_of_all, now = SPEED.module("deadlines")._first_of_all, [3]
+    monkeypatch.setattr(os, "getpriority", lambda *given: now[0])
+    monkeypatch.setattr(os, "setpriority", lambda which, who, nice: now.__setitem__(0, nice))
+    with first_of_all() as nice:
+        assert nice == now[0] == -20
+    assert now == [3]
+
+    def refuses(which: int, who: int, nice: int) -> None:
+        if nice < 3:
+            raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", refuses)
+    with first_of_all() as nice:
+        assert nice == 3
 
 
 TIMES = StageTimes(1, (0.010, 0.020, 0.010, 0.010), (0.010, 0.040, 0.010, 0.010))
@@ -328,6 +349,8 @@ def test_kept_deadlines_are_x() -> None:
     found = module.kept([result(0, 0.010, 0.015), result(1, 0.048, 0.036)], times)
     assert found.misses == 0.5
     assert found.overshoot == pytest.approx([0.0, 0.6])
+    many = module.Kept(0.001, [0.7, *[0.0] * 999], 1.0)
+    assert (many.within(0.999), many.within(0.9995)) == (0.0, 0.7)
     # 15 ms reach the first of both, 36 ms the second.
     assert found.answered == pytest.approx(1.0)
     drawn = module.spans(times, 100, seed=3)

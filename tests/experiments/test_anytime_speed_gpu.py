@@ -32,6 +32,7 @@ def test_compaction_is_by_captured_sizes_and_answers_alike(tmp_path: Path, net: 
     row = SPEED.run(tmp_path, "measure=compaction", f"net={net}", "blocks=1", device=CUDA)
     assert row.validity.valid
     assert row.facts["way"].startswith("compaction by captured batch sizes")
+    assert row.facts["way"].endswith("one kernel decides")
     assert row.metric("saving_realised") is not None
 
 
@@ -41,7 +42,7 @@ def test_a_decision_is_timed_both_ways(tmp_path: Path) -> None:
         pytest.skip(lacking)
     row = SPEED.run(tmp_path, "measure=decision", "batch=1", "pairs=20", device=CUDA)
     assert row.validity.valid
-    assert row.facts["way"] == "conditional graph node"
+    assert row.facts["way"] == "conditional graph node, one kernel decides"
     assert row.facts["decisions"] == 3
     metric = row.metric("decision_times")
     assert metric is not None

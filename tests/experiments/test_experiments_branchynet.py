@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Dict, Tuple
 
 import numpy as np
@@ -83,18 +84,38 @@ def test_the_policy_of_the_row_is_scored_as_its_logits_say(trained: Tuple[Path, 
     assert _value(row, "paper_accuracy") == _value(row, "entropy_0.025_accuracy")
 
 
-def test_the_clock_times_every_image_three_ways(trained: Tuple[Path, Row]) -> None:
+def test_the_clock_times_every_image_four_ways(trained: Tuple[Path, Row]) -> None:
     row = trained[1]
     sums: Dict[str, float] = {}
-    for name in ("whole", "early", "early_trunk"):
+    for name in ("whole", "early", "early_trunk", "paper_early_trunk"):
         metric = row.metric(f"{name}_latency")
         assert metric is not None
         assert len(metric.values) == 3
         assert min(metric.values) > 0
         sums[name] = sum(metric.values)
     assert _value(row, "clock_gain") == pytest.approx(sums["whole"] / sums["early"])
-    published = sums["whole"] / sums["early_trunk"]
-    assert _value(row, "published_clock_gain") == pytest.approx(published)
+    for prefix in ("", "paper_"):
+        published = sums["whole"] / sums[f"{prefix}early_trunk"]
+        assert _value(row, f"{prefix}published_clock_gain") == pytest.approx(published)
+
+
+def test_the_published_clock_has_thresholds_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = ROWS.module("clock"), []
+    net = branchy_net("b-lenet", width=0.2).eval()
+    monkeypatch.setattr(clock, "_segments", lambda net, image, exits: asked.append(exits))
+    said: Dict[str, float] = {}
+    ctx = SimpleNamespace(
+        device=CPU,
+        fact=lambda *given: None,
+        metric=lambda name, value, **_: said.update({name: value}),
+    )
+    by = clock.Policies(row=Entropy([10.0]), paper=Entropy([0.0]))
+    with torch.no_grad():
+        clock._record(ctx, net, torch.randn(4, 1, 28, 28), by)
+
+    # The row's own leaves at the branch, Table I's here at the end; both in every turn.
+    assert sorted(asked) == [0] * 24 + [1] * 24
+    assert said["paper_published_clock_gain"] != said["published_clock_gain"]
 
 
 def test_the_clock_says_who_decides_and_runs_in_the_precision_of_the_row(
@@ -128,14 +149,16 @@ def test_on_a_gpu_the_clock_leaves_by_the_fastest_way_there_is(tmp_path: Path) -
     row = ROWS.run(tmp_path, device=torch.device("cuda"))
 
     assert row.facts["clock_exits"] != "host read after each exit"
+    assert "one kernel decides" in row.facts["clock_exits"]
     sums = {}
-    for name in ("whole", "early", "early_trunk", "launched"):
+    for name in ("whole", "early", "early_trunk", "paper_early_trunk", "launched"):
         metric = row.metric(f"{name}_latency")
         assert metric is not None
         sums[name] = sum(metric.values)
     assert _value(row, "clock_gain") == pytest.approx(sums["whole"] / sums["early"])
-    published = sums["launched"] / sums["early_trunk"]
-    assert _value(row, "published_clock_gain") == pytest.approx(published)
+    for prefix in ("", "paper_"):
+        published = sums["launched"] / sums[f"{prefix}early_trunk"]
+        assert _value(row, f"{prefix}published_clock_gain") == pytest.approx(published)
     # One launch for some dozens of kernels.
     assert sums["whole"] < sums["launched"]
 
@@ -266,6 +289,18 @@ def test_a_row_has_every_metric_that_claims_on_its_network_name(trained: Tuple[P
 
     assert len(asked) > 10
     assert asked <= names
+
+
+def test_a_rate_that_falls_is_no_part_of_what_was_published() -> None:
+    recipe = ROWS.module("run")._recipe
+    rates = [
+        recipe(SimpleNamespace(parameters=ROWS.parameters(*words)), None, 10).schedule.rate
+        for words in (("lr=0.01",), ("lr=0.01", "falls_at=0.8"))
+    ]
+
+    assert [rates[0](epoch) for epoch in (0, 7, 8, 9)] == [0.01] * 4
+    assert [rates[1](epoch) for epoch in (0, 7, 8, 9)] == pytest.approx([0.01, 0.01, 1e-3, 1e-3])
+    assert ROWS.spec().parameter("falls_at").recipe
 
 
 def test_profiles_are_as_promised() -> None:

@@ -17,8 +17,10 @@ from exit_cases import Toy, fresh, record_graphs, require_mixed, splitting, toy
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
 from narrowgauge_kernels.sparse.errors import DeviceError
 from narrowgauge_kernels.sparse.nvrtc import Nvrtc, find_nvrtcs
+from narrowgauge_lab import torch_compat
 from narrowgauge_lab.anytime import conditional, device_exit
 from narrowgauge_lab.anytime.adaptive import Adaptive, adaptive
+from narrowgauge_lab.anytime.buckets import BucketedExits
 from narrowgauge_lab.anytime.conditional import SOURCE, Chain, DriverGraphs, chained, why_not
 from narrowgauge_lab.anytime.costs import exit_costs
 from narrowgauge_lab.anytime.device_exit import (
@@ -216,11 +218,12 @@ class TestTheFallbackIsNamed:
         assert exits(x[:1]).exits.shape == (1,)
         assert exits(x[:0]).exits.shape == (0,)
 
+    @pytest.mark.parametrize("kind", [CaptureError, DeviceError, NotApplicableError])
     def test_what_cannot_be_captured_runs_launch_by_launch(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch, kind: type
     ) -> None:
         def refuses(*given: object) -> None:
-            raise CaptureError("stage 1 of the network could not be captured", why="it read")
+            raise kind("stage 1 of the network could not be captured", why="it read")
 
         monkeypatch.setattr(device_exit, "CapturedStages", refuses)
         exits = make_exits(toy(), OnCuda(torch.randn(1, 3, 6, 6)), parse("entropy:1"))
@@ -236,13 +239,16 @@ class TestTheFallbackIsNamed:
             images=OnCuda(torch.zeros(1, 3, 6, 6)),
             graphs=[SimpleNamespace(replay=lambda n=n: ran.append(n)) for n in range(3)],
             flag=SimpleNamespace(item=lambda: next(flags)),
+            decides="one kernel decides",
             load=lambda images: None,
             answer="answer",
         )
         monkeypatch.setattr(device_exit, "CapturedStages", lambda *given: stages)
         monkeypatch.setattr(device_exit, "why_not", lambda device: "the driver is of CUDA 12.2")
         exits = make_exits(toy(), stages.images, parse("entropy:1"))
-        assert exits.description.startswith("host read between captured stages")
+        assert exits.description.startswith(
+            "host read between captured stages, one kernel decides: "
+        )
         assert exits.description.endswith("the driver is of CUDA 12.2")
         assert exits(torch.zeros(1, 3, 6, 6)) == "answer"
         assert ran == [0, 1]
@@ -254,7 +260,7 @@ class TestTheFallbackIsNamed:
             raise DeviceError("cuGraphAddNode failed with 1", why="invalid argument")
 
         images = OnCuda(torch.zeros(1, 3, 6, 6))
-        stages = SimpleNamespace(images=images, graphs=[], flag=None)
+        stages = SimpleNamespace(images=images, graphs=[], flag=None, decides="told")
         monkeypatch.setattr(device_exit, "CapturedStages", lambda *given: stages)
         monkeypatch.setattr(device_exit, "why_not", lambda device: "")
         monkeypatch.setattr(device_exit, "DriverGraphs", refuses)
@@ -379,6 +385,37 @@ def test_images_of_another_batch_are_refused_and_none_are_answered() -> None:
     assert ran(stages) == [0, 0, 0]
     with pytest.raises(BadValueError, match="for no image"):
         CapturedStages(net, x[:0], parse("entropy:1"), exit_costs(net, x[:1]))
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("way", [CapturedStages, BucketedExits])
+def test_workspaces_are_cleared_after_all_that_is_not_captured(
+    monkeypatch: pytest.MonkeyPatch, way: type
+) -> None:
+    said: List[str] = []
+
+    class Says(Toy):
+        def advance(self, exit: int, state: State, head: bool = True) -> Answer:
+            said.append("stage")
+            return super().advance(exit, state, head)
+
+    net, costs, capture = Says().eval(), exit_costs(toy(), images(1)), torch.cuda.graph
+    monkeypatch.setattr(torch_compat, "clear_cublas_workspaces", lambda: said.append("clear"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append("wait"))
+
+    def graph(*given: object, **named: object) -> object:
+        said.append("graph")
+        return capture(*given, **named)
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    way(net, images(4), parse("entropy:1"), costs)
+
+    cleared = said.index("clear")
+    assert said[cleared - 1] == "wait"
+    assert "stage" in said[:cleared]
+    captures = (len(said) - cleared - 1) // 2
+    assert captures >= 3
+    assert said[cleared:] == ["clear", *["graph", "stage"] * captures]
 
 
 @pytest.mark.usefixtures("recorded")

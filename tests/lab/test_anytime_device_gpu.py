@@ -175,7 +175,7 @@ def test_the_best_way_is_taken_and_named() -> None:
         assert isinstance(exits, SteppedExits)
         assert why_not(CUDA) in exits.description
     else:
-        assert exits.description == "conditional graph node"
+        assert exits.description == "conditional graph node, one kernel decides"
 
 
 def test_a_network_that_reads_the_device_runs_launch_by_launch() -> None:

@@ -20,7 +20,9 @@ from narrowgauge_lab.anytime.adaptive import (
     stage_macs,
 )
 from narrowgauge_lab.anytime.costs import ExitCosts
-from narrowgauge_lab.anytime.network import AnytimeNetwork, State
+from narrowgauge_lab.anytime.device_exit import warmed_up
+from narrowgauge_lab.anytime.fused import Order, Outcome, fused_or_why
+from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State
 from narrowgauge_lab.anytime.policies import Memory, Policy
 from narrowgauge_lab.graphs import capture_or_say
 
@@ -28,6 +30,7 @@ __all__ = ["BucketedExits", "Packed", "ladder"]
 
 _STEPS = 8
 _WARM_UP = 2
+_HOW = "compaction by captured batch sizes, one host read for each exit"
 
 
 def ladder(batch: int, steps: int = _STEPS) -> Tuple[int, ...]:
@@ -55,21 +58,23 @@ class Packed:
         nowhere = self.rest.shape[0] - 1
         place = onward.cumsum(0) - 1
         place = torch.where(onward, place, torch.full_like(place, nowhere))
+        self.put(state, memory, place)
         self.rest.fill_(nowhere)
-        for mine, theirs in zip(self.state + self.memory, state + memory):
-            mine.index_copy_(0, place, theirs)
         self.rest.index_copy_(0, place, rest)
         self.rest[nowhere:].fill_(nowhere)
+
+    def put(self, state: State, memory: State, place: torch.Tensor) -> None:
+        """Each row [n] at its place here: int64 [n], the batch's size for nowhere. `rest` stays."""
+        for mine, theirs in zip(self.state + self.memory, state + memory):
+            mine.index_copy_(0, place, theirs)
 
 
 class BucketedExits:
     """A pass with compaction, by captured stages. Raises what CapturedStages raises, BadValueError
     for a batch of none among it.
 
-    A call answers in tensors that the next call overwrites.
+    A call answers in tensors that the next call overwrites. `description` is for the record.
     """
-
-    description = "compaction by captured batch sizes, one host read for each exit"
 
     def __init__(
         self, net: AnytimeNetwork, images: torch.Tensor, policy: Policy, costs: ExitCosts
@@ -82,9 +87,13 @@ class BucketedExits:
         self._exits = torch.zeros(rows, dtype=torch.int64, device=device)
         self._macs = torch.zeros(rows, dtype=torch.float64, device=device)
         self._count = torch.zeros((), dtype=torch.int64, device=device)
+        self._place = torch.zeros(rows, dtype=torch.int64, device=device)
         self.sizes = ladder(self._batch)
         with torch.no_grad():
             self._inputs, self._logits = self._buffers()
+            everybody = self._logits[: self._batch]
+            self._fused, decides = fused_or_why(self._policy, costs, everybody)
+            self.description = f"{_HOW}, {decides}"
             self._graphs = self._captured(torch.cuda.Stream(device))
 
     def __call__(self, images: torch.Tensor) -> Adaptive:
@@ -127,16 +136,19 @@ class BucketedExits:
 
     def _captured(self, stream: torch.cuda.Stream) -> List[List[torch.cuda.CUDAGraph]]:
         """By stage and size; the first stage always has the whole batch."""
+        sizes = [self.sizes if number else self.sizes[-1:] for number in range(self._net.exits)]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for number, each in enumerate(sizes):
+                for size in each * _WARM_UP:
+                    self._stage(number, size)
+        torch.cuda.current_stream().wait_stream(stream)
+        warmed_up(self._images.device)
         pool = torch.cuda.graph_pool_handle()
         made: List[List[torch.cuda.CUDAGraph]] = []
-        for number in range(self._net.exits):
+        for number, each in enumerate(sizes):
             made.append([])
-            for size in self.sizes if number else self.sizes[-1:]:
-                stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(stream):
-                    for _ in range(_WARM_UP):
-                        self._stage(number, size)
-                torch.cuda.current_stream().wait_stream(stream)
+            for size in each:
                 graph = torch.cuda.CUDAGraph()
                 said = capture_or_say(
                     f"stage {number} of the network for {size} images",
@@ -154,6 +166,19 @@ class BucketedExits:
         else:
             given = self._inputs[number].first(size)
         answer = self._net.advance(number, given.state)
+        if self._fused is None:
+            self._by_operators(number, given, answer)
+            return
+        outcome = Outcome(self._logits, self._exits, self._macs)
+        onward = self._inputs[min(number + 1, self._net.exits - 1)]
+        place = self._place[:size]
+        self._fused.pack(
+            number, answer, outcome, Order(given.rest, onward.rest, place, self._count)
+        )
+        if number < self._net.exits - 1:
+            onward.put(answer.state, (), place)
+
+    def _by_operators(self, number: int, given: Packed, answer: Answer) -> None:
         self._logits.index_copy_(0, given.rest, answer.logits)
         self._exits.index_fill_(0, given.rest, number)
         self._macs.index_add_(0, given.rest, stage_macs(self._costs, number, answer))

@@ -14,6 +14,7 @@ import torch
 
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
 from narrowgauge_kernels.errors import KernelsError
+from narrowgauge_lab import torch_compat
 from narrowgauge_lab.anytime.adaptive import (
     Adaptive,
     adaptive,
@@ -24,13 +25,14 @@ from narrowgauge_lab.anytime.adaptive import (
 )
 from narrowgauge_lab.anytime.conditional import Chain, DriverGraphs, why_not
 from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
-from narrowgauge_lab.anytime.network import AnytimeNetwork, State
+from narrowgauge_lab.anytime.fused import Outcome, fused_or_why
+from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State
 from narrowgauge_lab.anytime.policies import Memory, Policy
 from narrowgauge_lab.graphs import CaptureError, capture_or_say
 
 __all__ = [
     "CapturedStages", "ConditionalExits", "EagerExits", "Exits", "SteppedExits", "all_stages",
-    "make_exits",
+    "make_exits", "warmed_up",
 ]  # fmt: skip
 
 #: Passes before the capture: libraries choose algorithms and make workspaces.
@@ -41,8 +43,9 @@ class CapturedStages:
     """The stages of a network in eval mode, each in a CUDA graph, for batches like `images`.
 
     What they leave is in `logits`, `exits`, `macs` (see Adaptive) and `flag`, a bool: whether
-    anybody goes on. Raises CaptureError for a network that does what cannot be captured,
-    NotApplicableError where there are no CUDA graphs, and BadValueError for no images.
+    anybody goes on. `decides` says what the policy is there, one kernel or torch's operators.
+    Raises CaptureError for a network that does what cannot be captured, NotApplicableError where
+    there are no CUDA graphs, and BadValueError for no images.
     """
 
     def __init__(
@@ -57,7 +60,9 @@ class CapturedStages:
         self.flag = torch.ones((), dtype=torch.bool, device=device)
         self._undecided = torch.ones(batch, dtype=torch.bool, device=device)
         with torch.no_grad():
-            self.logits = torch.zeros_like(net.advance(0, net.begin(self.images)).logits)
+            logits = net.advance(0, net.begin(self.images)).logits
+            self.logits = torch.zeros_like(logits, memory_format=torch.contiguous_format)
+            self._fused, self.decides = fused_or_why(self._policy, costs, self.logits)
             self.graphs = self._captured(torch.cuda.Stream(device))
 
     def load(self, images: torch.Tensor) -> None:
@@ -87,6 +92,7 @@ class CapturedStages:
                 for number in range(self._net.exits):
                     state = self._stage(number, state, memory)
         torch.cuda.current_stream().wait_stream(stream)
+        warmed_up(self.images.device)
         # One pool: they are only ever run in this order, so each may use what those before it
         # have let go of.
         pool = torch.cuda.graph_pool_handle()
@@ -107,6 +113,14 @@ class CapturedStages:
         if number == 0:
             state = self._net.begin(self.images)
         answer = self._net.advance(number, state)
+        if self._fused is None:
+            self._by_operators(number, answer, memory)
+        else:
+            outcome = Outcome(self.logits, self.exits, self.macs)
+            self._fused.decide(number, answer, outcome, self._undecided, self.flag)
+        return answer.state
+
+    def _by_operators(self, number: int, answer: Answer, memory: Memory) -> None:
         if number == 0:
             self._undecided.fill_(True)
             self.macs.zero_()
@@ -118,19 +132,17 @@ class CapturedStages:
             leaves = self._policy.leaves(number, answer.logits, memory)
             here.logical_and_(leaves.logical_not())
             self.flag.copy_(here.any())
-        return answer.state
 
 
 class ConditionalExits:
     """The device decides. Raises NotApplicableError, saying why, where it cannot."""
-
-    description = "conditional graph node"
 
     def __init__(self, stages: CapturedStages) -> None:
         device = stages.images.device
         lacking = why_not(device)
         if lacking:
             raise NotApplicableError("no conditional graph nodes here", why=lacking)
+        self.description = f"conditional graph node, {stages.decides}"
         self._stages = stages
         self._chain = Chain(DriverGraphs(device), stages.graphs, stages.flag)
 
@@ -147,7 +159,8 @@ class SteppedExits:
     """The host reads the flag after each stage but the last."""
 
     def __init__(self, stages: CapturedStages, why: str = "") -> None:
-        self.description = "host read between captured stages" + (f": {why}" if why else "")
+        how = f"host read between captured stages, {stages.decides}"
+        self.description = how + (f": {why}" if why else "")
         self._stages = stages
 
     def __call__(self, images: torch.Tensor) -> Adaptive:
@@ -197,7 +210,7 @@ def make_exits(net: AnytimeNetwork, images: torch.Tensor, policy: Policy) -> Exi
         return EagerExits(net, fitted, costs, f"the {images.device.type} is the host")
     try:
         stages = CapturedStages(net, images, fitted, costs)
-    except (CaptureError, NotApplicableError) as error:
+    except (CaptureError, KernelsError, NotApplicableError) as error:
         return EagerExits(net, fitted, costs, f"{error.what}: {error.why}")
     try:
         return ConditionalExits(stages)
@@ -208,6 +221,14 @@ def make_exits(net: AnytimeNetwork, images: torch.Tensor, policy: Policy) -> Exi
 def all_stages(stages: CapturedStages) -> Chain:
     """The same captured work with no decision between: what a decision's own time is over."""
     return Chain(DriverGraphs(stages.images.device), stages.graphs, None)
+
+
+def warmed_up(device: torch.device) -> None:
+    """Call between the passes before captures into one pool and the first of these. cuBLAS's
+    workspace of a stream that has run is outside of the pool: given back while graphs still work in
+    it, as soon as anybody clears them all. Cleared here, the captures make one that is theirs."""
+    torch.cuda.synchronize(device)
+    torch_compat.clear_cublas_workspaces()
 
 
 def _new_graph() -> Any:

@@ -24,6 +24,7 @@ __all__ = ["FITTED", "PAPER", "Operation", "of_test_split", "operate", "require_
 
 #: What the parameter `policy` may say beside a policy: the fitted one, or the paper's.
 FITTED, PAPER = "fitted", "paper"
+_BEST = "best"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +58,10 @@ def operate(
     `asked` ones (FITTED, PAPER, or a policy) on the test split, once each.
 
     Records `adaptive_accuracy`, `mean_macs`, `exit<k>_share` and `macs_gain` of the row's policy;
-    `fitted_…` and `paper_accuracy`, `…_macs` and `…_exit<k>_share` of those two; `front_accuracy`
-    and `front_macs` of all that the fit kept; and facts with the policies. `macs_gain` is against
-    the whole network without its other heads. Raises BadValueError for a run without a validation
-    split.
+    `fitted_…` and `paper_accuracy`, `…_macs` and `…_exit<k>_share` of those two, and `best_…` of
+    the cheapest that lose nothing on the validation split; `front_accuracy` and `front_macs` of all
+    that the fit kept; and facts with the policies. `macs_gain` is against the whole network without
+    its other heads. Raises BadValueError for a run without a validation split.
     """
     test, costs = of_test_split(run)
     kept = fit(validation_of(run), costs, kind, "grid")
@@ -71,7 +72,8 @@ def operate(
 
     front = tuple(scored(each.policy) for each in kept)
     _record_front(ctx, kept, front)
-    for name, policy in ((FITTED, fitted.policy), (PAPER, paper)):
+    best = choose(kept, 0.0)
+    for name, policy in ((FITTED, fitted.policy), (PAPER, paper), (_BEST, best.policy)):
         point = scored(policy)
         ctx.fact(f"{name}_policy", policy)
         ctx.metric(f"{name}_accuracy", point.accuracy, unit="%", source="computed")
