@@ -44,6 +44,11 @@ FP16 = (
     Tile(4, 8, 64, 32),
     Variant("fp16", granularity="tensor-core", layout="nhwc", bias=True),
 )
+FP16_ODD = (
+    Shape(8, 33, 14, 14, 21),
+    Tile(4, 8, 32, 32),
+    Variant("fp16", granularity="tensor-core"),
+)
 CORES = (
     Shape(1, 128, 28, 28, 128),
     Tile(7, 8, 32, 64, 4),
@@ -54,6 +59,7 @@ CLUSTERS = (
     (Shape(1, 128, 28, 28, 32), Tile(4, 7, 16, 32, 4, "cluster"), Variant(path="window")),
     (Shape(1, 64, 9, 9, 64), Tile(3, 3, 32, 32, 1, "cluster"), Variant("fp16", path="switched")),
     (CORES[0], Tile(7, 8, 32, 32, 8, "cluster"), CORES[2]),
+    (Shape(8, 256, 14, 14, 256), Tile(8, 8, 64, 64, 1, "cluster"), FP16[2]),
 )
 QUICK = ("7.0", "9.0")
 #: NVRTC 11.8 knows these; the rest is nvcc 13's.
@@ -68,7 +74,7 @@ def slow(names):
 def cases(arch):
     """Tensor cores on 8.0 and later, clusters on 9.0 and later."""
     made, number = [ELEMENT, WINDOW, DENSE, WIDE, WIDE_LISTS, POINT], float(arch.rstrip("a"))
-    made += [TF32, FP16, CORES] if number >= 8 else []
+    made += [TF32, FP16, FP16_ODD, CORES] if number >= 8 else []
     return made + (list(CLUSTERS) if number >= 9 else [])
 
 

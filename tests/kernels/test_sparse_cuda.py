@@ -30,6 +30,7 @@ VARIANTS = {
     "switched": Variant(path="switched"),
     "fp16": Variant("fp16", layout="nhwc", bias=True, relu_output=True),
     "fp16 cores": Variant("fp16", granularity="tensor-core", layout="nhwc", bias=True),
+    "fp16 nchw cores": Variant("fp16", granularity="tensor-core", relu_output=True),
     "dense cores": Variant(
         "fp16", granularity="tensor-core", layout="nhwc", path="dense", relu_output=True
     ),
@@ -150,6 +151,20 @@ def test_several_filters_of_a_thread(shape, name, arch):
     wide = [tile for tile in candidates(shape, variant, arch, 1 << 16) if tile.wide > 1]
     assert wide
     for tile in wide[:4]:
+        assert is_close(Convolution(shape, tile, variant)(*tensors), shape, variant, tensors)
+
+
+@pytest.mark.parametrize("name", ["fp16 cores", "fp16 nchw cores", "dense cores"])
+@pytest.mark.parametrize(
+    "shape", [Shape(8, 64, 56, 56, 64), Shape(8, 256, 14, 14, 256), Shape(3, 70, 29, 31, 40)],
+    ids=Shape.text,
+)  # fmt: skip
+def test_large_tiles_of_several_images(shape, name, arch):
+    variant = VARIANTS[name]
+    tensors = given(shape, variant)
+    tall = [tile for tile in candidates(shape, variant, arch, 1 << 16) if tile.rows > 8]
+    assert tall
+    for tile in tall[:4]:
         assert is_close(Convolution(shape, tile, variant)(*tensors), shape, variant, tensors)
 
 

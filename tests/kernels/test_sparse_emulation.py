@@ -46,6 +46,30 @@ CASES = {
         Shape(2, 40, 5, 6, 20), Tile(4, 4, 64, 32),
         Variant("fp16", granularity="tensor-core", bias=True, layout="nhwc"),
     ),
+    # Weights come by eight, but where filters are no eights; values where channels are, in NHWC.
+    "fp16 on tensor cores, by eight": (
+        Shape(2, 70, 5, 6, 24), Tile(4, 4, 64, 32), Variant("fp16", granularity="tensor-core"),
+    ),
+    "fp16 on tensor cores, blocks by eight": (
+        Shape(1, 33, 9, 10, 40, 5, 2, 0), Tile(2, 4, 32, 16, 1, "launch"),
+        dataclasses.replace(FULL, precision="fp16", granularity="tensor-core", layout="nhwc"),
+    ),
+    "fp16 on tensor cores, cluster by eight": (
+        Shape(1, 72, 6, 5, 8, 1, 1, 0), Tile(4, 8, 32, 16, 2, "cluster"),
+        Variant("fp16", granularity="tensor-core", relu_output=True, layout="nhwc"),
+    ),
+    "fp16 on tensor cores, many rows": (
+        Shape(2, 40, 13, 14, 16), Tile(16, 16, 32, 16, 2, "cluster"),
+        Variant("fp16", granularity="tensor-core", layout="nhwc", bias=True),
+    ),
+    "dense on tensor cores, many rows": (
+        Shape(2, 24, 15, 14, 16), Tile(14, 14, 16, 16, 2),
+        Variant("fp16", granularity="tensor-core", layout="nhwc", path="dense"),
+    ),
+    "fp16 on tensor cores, odd": (
+        Shape(1, 37, 5, 5, 21), Tile(4, 4, 32, 16, 2),
+        Variant("fp16", granularity="tensor-core", layout="nhwc", bias=True),
+    ),
     "tf32 on tensor cores": (
         Shape(1, 66, 9, 5, 16, 3, 2, 1), Tile(2, 8, 32, 16, 2),
         Variant("tf32", "atomic", granularity="tensor-core", relu_output=True),
@@ -135,7 +159,8 @@ def some(name, **changes):
 
 @pytest.mark.parametrize(
     "name", ["3x3, groups", "3x3, launch", "fp16 on tensor cores", "dense", "cluster, groups",
-             "dense on tensor cores", "four filters a thread, lists"],
+             "fp16 on tensor cores, by eight", "dense on tensor cores",
+             "four filters a thread, lists"],
 )  # fmt: skip
 def test_deterministic_sums_do_not_depend_on_the_order_of_blocks(machine, name):
     """To the bit: the block that comes last adds in the order of the channels, as a launch does."""
@@ -155,6 +180,7 @@ def test_deterministic_sums_do_not_depend_on_the_order_of_blocks(machine, name):
         "tf32 on tensor cores",
         "switched",
         "window",
+        "fp16 on tensor cores, by eight",
         "dense on tensor cores, cluster",
     ],
 )
@@ -183,8 +209,8 @@ def test_all_zeros_and_no_zeros(machine, name, zeros):
 
 @pytest.mark.parametrize(
     "name", ["3x3, groups", "3x3 strided, lists", "1x1, no ReLU", "switched", "window", "dense",
-             "fp16 on tensor cores", "tf32 on tensor cores", "dense on tensor cores",
-             "dense on tensor cores, cluster", "two filters a thread"],
+             "fp16 on tensor cores", "fp16 on tensor cores, by eight", "tf32 on tensor cores",
+             "dense on tensor cores", "dense on tensor cores, cluster", "two filters a thread"],
 )  # fmt: skip
 def test_nan_is_no_zero_and_reaches_what_it_reaches_in_torch(machine, name):
     """Through the ReLU in front, and the one behind; infinities too."""
@@ -201,7 +227,9 @@ def test_nan_is_no_zero_and_reaches_what_it_reaches_in_torch(machine, name):
     assert float(apart) <= tolerance(variant, wanted[finite])
 
 
-@pytest.mark.parametrize("name", ["fp16 on tensor cores", "tf32 on tensor cores"])
+@pytest.mark.parametrize(
+    "name", ["fp16 on tensor cores", "fp16 on tensor cores, by eight", "tf32 on tensor cores"]
+)
 def test_zero_channels_cost_no_product_on_tensor_cores(machine, name):
     """The depth is compacted over taps and channels before it is filled up to whole steps."""
     shape, tile, variant, x, weight, bias = some(name, zeros=0.0)

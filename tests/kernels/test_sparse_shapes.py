@@ -76,6 +76,7 @@ DENSE = Variant("fp16", granularity="tensor-core", path="dense")
         (Tile(4, 4, 48), CORES, "9.0", "channels by 32"),
         (Tile(4, 4, 32, 24), CORES, "9.0", "not a multiple of 16"),
         (Tile(2, 4, 32, 16, 2), CORES, "9.0", "1 groups of pixels are not 2 for each warp"),
+        (Tile(44, 40, 32, 16, 10), CORES, "9.0", "a window of 1932 pixels, and 1820 are"),
         (Tile(8, 8, 32), CORES, "7.5", "lacks the tensor-core products"),
         (Tile(4, 4, 8, 64, 1, wide=4), Variant(), "9.0", "64 filters are not a multiple of 128"),
         (Tile(8, 8, 8, 128, 1, wide=4), Variant(), "9.0", "registers a thread"),
@@ -121,6 +122,17 @@ def test_every_kernel_has_a_default_tile(variant, kernel):
     shape = Shape(8, 96, 14, 14, 48, kernel, 2, kernel // 2)
     tile = default_tile(shape, variant, "8.7")
     derive(shape, tile, variant, "8.7")
+
+
+@pytest.mark.parametrize(("variant", "rows"), [(CORES, 16), (DENSE, 14)])
+def test_large_tiles_on_tensor_cores_are_for_several_images(variant, rows):
+    for batch, wanted in ((1, False), (8, True)):
+        every = candidates(Shape(batch, 64, 28, 28, 64), variant, "9.0", 1 << 16)
+        tall = [tile for tile in every if tile.rows > 8]
+        assert bool(tall) is wanted
+        assert all(tile.rows == rows <= tile.columns for tile in tall)
+    small = candidates(Shape(8, 64, 7, 7, 64), variant, "9.0", 1 << 16)
+    assert max(tile.rows for tile in small) <= 8
 
 
 def test_no_tile_says_the_limit():

@@ -128,6 +128,21 @@ def test_heuristics_come_first_and_nothing_comes_twice(engines: List[Engine]) ->
     assert (found.refused, found.cut) == ({}, "")
 
 
+def test_the_first_form_does_not_fill_the_limit_alone(engines: List[Engine]) -> None:
+    """An engine that only the second form has may be the fastest."""
+    engines += [
+        Engine(knobs=(Knob(knob_type.KERNEL_CFG, 0, 19),)),
+        Engine(lambda words: "bias:FLOAT" in words),
+    ]
+    fake.PROPOSED["A"] = [(1, {}), *((0, {24: value}) for value in range(20))]
+    found = look(BASE, limit=8)
+    assert [plan.form.bias_dtype for plan in found.plans] == ["float16"] * 6 + ["float32"] * 2
+    assert found.plans[6].name == "eng1 bias=float32 first"
+    assert "limit of 8" in found.note
+    strict = look(changed(dtype="float32", residual=False), limit=8)
+    assert {plan.source for plan in strict.plans} == {"heuristic A"}
+
+
 def test_precompiled_engines_come_before_those_that_compile(engines: List[Engine]) -> None:
     engines += [
         Engine(compiled=True, knobs=(Knob(knob_type.KERNEL_CFG, 0, 3),)),

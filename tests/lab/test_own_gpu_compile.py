@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any, Dict
 
@@ -78,7 +79,7 @@ def _conv(element: str, *, before: bool = False, split: bool = False) -> Dict[st
         "COLUMNS": 3, "STRIDE": 1, "PADDING": 1, "WINDOW": 9, "MASKED": before, "BEFORE": before,
         "RESIDUAL": True, "SCALED": element in ("i8", "fp8e4nv"), "OUT": _CODES[element],
         "MATH": "tf32", "SPLIT": split, "BEFORE_OUT": _CODES[element], "BLOCK_M": 128,
-        "BLOCK_N": 64, "BLOCK_K": 64 if element in ("i8", "fp8e4nv") else 32,
+        "BLOCK_N": 64, "BLOCK_K": 64 if element in ("i8", "fp8e4nv") else 32, "AHEAD": False,
     }  # fmt: skip
 
 
@@ -95,14 +96,37 @@ def test_divided_sums_and_what_comes_before_them_compile(element: str) -> None:
     assert "atom.global.gpu.acq_rel" in ptx
 
 
-@pytest.mark.parametrize("element", sorted(_CODES))
-@pytest.mark.parametrize(
-    "name", ["linear_kernel", "depthwise_kernel", "pool_kernel", "affine_kernel", "read_kernel"]
-)
-def test_the_other_kernels_compile(name: str, element: str) -> None:
-    constants = {
+_OTHERS = [
+    "linear_kernel", "depthwise_kernel", "pool_kernel", "mean_kernel", "affine_kernel",
+    "read_kernel",
+]  # fmt: skip
+
+
+def _other(element: str) -> Dict[str, Any]:
+    return {
         "SIDE": 3, "STRIDE": 2, "PADDING": 1, "SCALED": True, "OUT": _CODES[element], "MEAN": True,
         "BEFORE": True, "BLOCK_M": 32, "BLOCK_N": 8, "BLOCK_K": 512, "BLOCK_C": 64, "PIXEL": 4,
-        "BLOCK": 256,
+        "BLOCK": 256, "AHEAD": False,
     }  # fmt: skip
-    assert ".visible .entry" in _ptx(name, element, 89, constants)
+
+
+@pytest.mark.parametrize("element", sorted(_CODES))
+@pytest.mark.parametrize("name", _OTHERS)
+def test_the_other_kernels_compile(name: str, element: str) -> None:
+    assert ".visible .entry" in _ptx(name, element, 89, _other(element))
+
+
+@pytest.mark.parametrize("name", ["conv_kernel", *_OTHERS])
+def test_what_is_launched_ahead_waits_before_it_touches_memory(name: str) -> None:
+    constants = _conv("fp16", split=True) if name == "conv_kernel" else _other("fp16")
+    lines = _ptx(name, "fp16", 90, {**constants, "AHEAD": True}).splitlines()
+    wait, launch = (
+        next(place for place, line in enumerate(lines) if f"griddepcontrol.{word}" in line)
+        for word in ("wait", "launch_dependents")
+    )
+    touched = [
+        place for place, line in enumerate(lines)
+        if re.search(r"\b(ld|st|atom|red)\.global|\bcp\.async", line)
+    ]  # fmt: skip
+    assert wait < launch < min(touched)
+    assert "griddepcontrol" not in _ptx(name, "fp16", 90, constants)

@@ -20,6 +20,7 @@ from narrowgauge_contract.errors import BadValueError, NotApplicableError
 from narrowgauge_lab import engines, torch_compat
 from narrowgauge_lab.engines import EngineCache, Preparation, registry
 from narrowgauge_lab.engines.base import DTYPES
+from narrowgauge_lab.engines.own.gpu import ahead
 from narrowgauge_lab.engines.own.gpu.candidate import Candidate
 from narrowgauge_lab.engines.own.gpu.formats import FORMATS
 from narrowgauge_lab.engines.own.gpu.launches import Launches
@@ -305,6 +306,40 @@ def test_what_is_bound_is_read_where_it_lies() -> None:
     assert precision_ran(own.observations(), {}) == "fp16"
 
 
+@pytest.mark.parametrize("name", ["int8", "fp16", "fp32"])
+def test_images_where_the_first_lay_are_read_there(name: str) -> None:
+    """Whatever is in them by then; others, and the same memory in another order, are copied."""
+    made = tiny_on_gpu(name, 33, 33)
+    own = OwnNetwork(compiled(made, 4), tuned=False)
+    x = images(4, seed=1, height=33, width=33).to(CUDA)
+    wanted = {seed: own(images(4, seed, 33, 33).to(CUDA).contiguous()).clone() for seed in (1, 2)}
+    there = OwnNetwork(made, tuned=False)
+    assert torch.equal(there(x), wanted[1])
+    ready = there._ready[4, x.dtype]
+    assert ready.there is not None
+    with torch_compat.inference_mode():
+        ready.images.fill_(float("nan"))
+    assert torch.equal(there(x), wanted[1])
+    assert torch.isnan(ready.images).all(), "nothing was copied"
+    x.copy_(images(4, seed=2, height=33, width=33))
+    assert torch.equal(there(x), wanted[2])
+    for other in (x.clone(), x.contiguous(memory_format=torch.channels_last)):
+        assert torch.equal(there(other), wanted[2])
+    turned = x.transpose(2, 3)
+    assert torch.equal(there(turned), own(turned.contiguous()))
+    assert torch.equal(there(x), wanted[2])
+
+
+def test_reading_images_where_they_lie_may_have_steps_beside_others() -> None:
+    """Tuned: whichever way it was settled."""
+    made = tiny_on_gpu("fp16")
+    x = images(2, seed=1).to(CUDA)
+    own = OwnNetwork(made)
+    first = own(x).clone()
+    assert torch.equal(own(x.clone()), first)
+    assert all(torch.equal(own(x), first) for _ in range(20))
+
+
 @pytest.mark.parametrize("graph", [True, False])
 def test_a_network_on_a_second_gpu_is_run_while_the_first_is_current(graph: bool) -> None:
     if torch.cuda.device_count() < 2:
@@ -365,6 +400,43 @@ def test_divided_sums_are_the_same_bit_for_bit(name: str, beside: bool) -> None:
     assert (
         distance(first, exact(tiny(), x.cpu())) <= {"int8": 0.1, "fp16": 1e-2, "fp32": 2e-5}[name]
     )
+
+
+@pytest.mark.parametrize("name", ["int8", "fp16", "fp32"])
+@pytest.mark.parametrize("beside", [False, True])
+def test_kernels_launched_ahead_of_their_turn_give_the_same_bits(
+    name: str, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In graphs and launch by launch, cuDNN's kernels and torch's between them; `everything` has
+    all that we launch, and memory that is used again and again."""
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("launches ahead of their turn are of capability 9.0")
+    model = everything(39, 33, torch_step=not FORMATS[name].scaled)
+    made = on_gpu(model, name, images(16, 7, 39, 33))
+    x = {seed: images(2, seed, 39, 33).to(CUDA) for seed in range(3)}
+    monkeypatch.setattr(ahead, "LAUNCHED_AHEAD", False)
+    plain = OwnNetwork(made, {"beside 2": {"beside": beside}})
+    wanted = {seed: plain(given).clone() for seed, given in x.items()}
+    monkeypatch.setattr(ahead, "LAUNCHED_AHEAD", True)
+    assert ahead.ahead(CUDA) == {"AHEAD": True, "launch_pdl": True}
+    for graph in (True, False):
+        own = OwnNetwork(made, dict(plain.settled), graph=graph)
+        alike = [torch.equal(own(x[turn % 3]), wanted[turn % 3]) for turn in range(150)]
+        assert all(alike), f"graph {graph}: {alike.count(False)} of 150 differ"
+        assert own.measured == 0
+        seconds = {each: _seconds_a_call(net, x[0]) for each, net in (("on", own), ("off", plain))}
+        print(f"{name}, graph {graph}: {seconds['on'] * 1e6:.1f} µs ahead, "
+              f"{seconds['off'] * 1e6:.1f} µs in turn, as a graph")  # fmt: skip
+
+
+def _seconds_a_call(network: OwnNetwork, x: torch.Tensor) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(100):
+        network(x)
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e5
 
 
 @pytest.mark.parametrize("name", ["int8", "fp16"])

@@ -21,6 +21,7 @@ from narrowgauge_lab.engines.own.gpu.candidate import Candidate, Launch
 from narrowgauge_lab.engines.own.gpu.formats import FORMATS
 from narrowgauge_lab.engines.own.gpu.libraries import convolutions, torch_step
 from narrowgauge_lab.engines.own.gpu.lowered import Lowered, lowered
+from narrowgauge_lab.engines.own.gpu.network import _Ready, _There
 from narrowgauge_lab.engines.own.gpu.reference import Reference
 from narrowgauge_lab.engines.own.gpu.steps import ConvStep, LinearStep, TorchStep
 
@@ -302,3 +303,18 @@ def test_threads_that_compile_launch_where_their_caller_does(
 
     assert {where for where, _ in seen} == {"the caller's"}
     assert len({name for _, name in seen}) > 1
+
+
+def test_images_are_copied_unless_they_lie_where_the_first_lay() -> None:
+    """By address, strides, size and dtype; what is in them is read anew."""
+    images, given = torch.zeros(2, 3, 4, 4), torch.randn(2, 3, 4, 4)
+    there: Any = _There(given, lambda: "there")
+    ready: Any = _Ready(images, None, None, lambda: "copied", (), there)
+
+    assert [ready(given), ready(given[:]), ready(given.add_(1))] == ["there"] * 3
+    assert not images.any()
+    others = (given.clone(), given.transpose(2, 3), given.view(torch.int32))
+    for other in others:
+        assert ready(other) == "copied"
+        assert torch.equal(images, other.to(images.dtype))
+    assert ready(given) == "there"

@@ -508,10 +508,10 @@ def test_on_a_gpu_the_layers_own_map_decides(zeros, sparse_s, wanted):
     on_gpu = types.SimpleNamespace(device=torch.device("cuda"))
     chosen, why = SparseConv2d(4, 4, 3)._by_crossover(found, on_gpu)
     assert chosen == wanted
-    assert f"{wanted} was faster on the map of the calibration" in why
+    assert f"{wanted} was faster on the map of the calibration" in why()
     assert crossover(x, zeros).says_by_own() is None
     # Without that map, and on a CPU, which counts, by the crossover.
-    assert "0.500 were zeros" not in SparseConv2d(4, 4, 3)._by_crossover(found, x)[1]
+    assert "0.500 were zeros" not in SparseConv2d(4, 4, 3)._by_crossover(found, x)[1]()
 
 
 def test_a_crossover_holds_for_an_order_in_memory_and_a_number_of_threads():

@@ -11,6 +11,7 @@ from narrowgauge_kernels.sparse.limits import (
     check,
     shared_bytes,
     untiled,
+    value_row,
 )
 from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
 
@@ -124,7 +125,7 @@ def _tensor_core(shape: Shape, tile: Tile, variant: Variant, reach: int, across:
     size = 2 if variant.precision == "fp16" else 4
     depth = shape.kernel**2 * CHUNK
     weights = (depth + 1) * (filters + 8) * size
-    values = _up(reach * across * (CHUNK + 4 // size) * size, 4)
+    values = _up(reach * across * value_row(variant) * size, 4)
     shared = weights + values + 4 * reach * across + 4 * warps * (depth + PRODUCT_FILTERS)
     return _assembled(
         shape, tile, variant, reach, across, filters, warps * WARP,

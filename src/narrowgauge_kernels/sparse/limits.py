@@ -10,7 +10,10 @@ from narrowgauge_kernels.sparse.shapes import Shape, Tile, Variant
 if TYPE_CHECKING:
     from narrowgauge_kernels.sparse.geometry import Geometry
 
-__all__ = ["CHUNK", "PRODUCT_FILTERS", "WARP", "capability", "check", "shared_bytes", "untiled"]
+__all__ = [
+    "CHUNK", "PRODUCT_FILTERS", "WARP", "capability", "check", "shared_bytes", "untiled",
+    "value_row",
+]  # fmt: skip
 
 #: Channels whose weights and values a tensor-core block holds at a time: a mask's bits.
 CHUNK = 32
@@ -78,8 +81,9 @@ def check(shape: Shape, tile: Tile, variant: Variant, made: Geometry, arch: str)
             f"{most} each",
         )  # fmt: skip
     places = made.window_rows * made.window_columns
-    if variant.on_cores and variant.has_lists and places * (CHUNK + 2) >= 65536:
-        raise untiled(shape, tile, f"a window of {places} pixels, and 1927 are the most")
+    if variant.on_cores and variant.has_lists and places * value_row(variant) >= 65536:
+        most = 65535 // value_row(variant)
+        raise untiled(shape, tile, f"a window of {places} pixels, and {most} are the most")
     if not variant.on_cores and places > _MOST_PLACES:
         raise untiled(shape, tile, f"a window of {places} places, and {_MOST_PLACES} are the most")
     if made.slices > 65535:
@@ -117,6 +121,12 @@ def _registers(shape: Shape, tile: Tile, variant: Variant, made: Geometry) -> in
     if variant.on_cores:
         return tile.groups * matrices * 4 + _OTHER_REGISTERS + 8
     return (tile.rows * tile.columns + 2 * shape.kernel**2) * tile.wide + _OTHER_REGISTERS
+
+
+def value_row(variant: Variant) -> int:
+    """Elements from one pixel's chunk of channels to the next pixel's, where tensor cores take
+    lists: the pad spreads banks, and in 16 bits leaves stores of eight bytes in step."""
+    return CHUNK + (4 if variant.precision == "fp16" else 1)
 
 
 def untiled(shape: Shape, tile: Tile, why: str) -> SparseArgumentError:

@@ -61,6 +61,9 @@ _TC_ROWS, _TC_COLUMNS, _TC_CHANNELS = (2, 4, 8), (4, 8, 16), (32, 64, 128, 256, 
 _TC_GROUPS, _TC_FILTERS = (1, 2), (16, 32, 64, 128)
 _TD_ROWS, _TD_COLUMNS, _TD_CHANNELS = (1, 2, 4, 7, 8), (7, 8, 14, 16), (16, 32, 64, 128)
 _TD_GROUPS, _TD_FILTERS = (1, 2, 4, 8), (16, 32, 64, 128)
+#: Rows of larger tiles on tensor cores, at least as wide: a block reads its weights for more of the
+#: outputs, and there are blocks enough only with several images.
+_TC_TALL, _TD_TALL = 16, 14
 #: Of the estimate: what an H200 has (multiprocessors, clock in GHz, bytes a second from the
 #: second-level cache), the share that is kept, and rough costs in cycles. It orders, no more.
 _SMS, _GHZ, _L2 = 132, 1.75, 5.0e12
@@ -196,8 +199,12 @@ def _all(shape: Shape, variant: Variant, published: Set[Tuple[int, int, int]]) -
         sizes = _TC_ROWS, _TC_COLUMNS, _TC_CHANNELS, _TC_FILTERS, _TC_GROUPS
     else:
         sizes = _ROWS, _COLUMNS, _CHANNELS, _FILTERS, _GROUPS
-    down, across = _within(sizes[0], shape.out_height), _within(sizes[1], shape.out_width)
+    tall = _TD_TALL if variant.dense_on_cores else _TC_TALL
+    heights = (*sizes[0], tall) if variant.on_cores and shape.batch > 1 else sizes[0]
+    down, across = _within(heights, shape.out_height), _within(sizes[1], shape.out_width)
     for rows, columns, channels, filters, groups in itertools.product(down, across, *sizes[2:]):
+        if variant.on_cores and columns < rows == tall:
+            continue
         if channels >= 2 * max(shape.channels, 32) or filters >= shape.filters + step:
             continue
         if not variant.on_cores and groups > channels:

@@ -4,6 +4,7 @@
 #include "manual_codes/cuda/manual_codes_direct.cu"
 #include "manual_codes/cuda/manual_codes_structured.cu"
 #include "manual_codes/cuda/manual_codes_table.cu"
+#include "manual_codes/cuda/manual_codes_transpose.cu"
 
 using namespace narrowgauge::codes;
 
@@ -96,6 +97,13 @@ void run(const std::int64_t* sizes, const std::int64_t* facts, const std::int64_
   } else {
     launch_structured(geometry, operands, sweeps, made, nullptr);
   }
+}
+
+// planes: images, channels, pixels.
+int takes_planes(const std::int64_t* planes) { return transposes({planes[0], planes[1], planes[2]}); }
+
+void transpose(const std::int64_t* planes, const void* from, void* to) {
+  launch_transpose({planes[0], planes[1], planes[2]}, from, to, nullptr);
 }
 
 // plan: path, tile, tiles, splits, split depth. machine: capability, multiprocessors, shared bytes.

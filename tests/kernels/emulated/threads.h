@@ -270,6 +270,14 @@ inline unsigned int high_halves(unsigned int first, unsigned int second) {
   return first >> 16 | (second & 0xffff0000u);
 }
 
+inline unsigned int interleave_low(unsigned int first, unsigned int second) {
+  return (first & 0xffu) | (second & 0xffu) << 8 | (first & 0xff00u) << 8 |
+         (second & 0xff00u) << 16;
+}
+inline unsigned int interleave_high(unsigned int first, unsigned int second) {
+  return interleave_low(first >> 16, second >> 16);
+}
+
 template <typename Kernel, typename... Arguments>
 inline cudaError_t enqueue(Kernel kernel, const dim3& grid, int count, int shared_bytes,
                            cudaStream_t, const Arguments&... arguments) {

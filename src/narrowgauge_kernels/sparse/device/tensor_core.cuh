@@ -8,27 +8,53 @@ constexpr int kDepth = kTaps * kChunk;
 constexpr int kStep = sizeof(Element) == 2 ? 16 : 8;     // depth of one tensor-core product
 constexpr int kMatrices = kBlockFilters / 16;            // along filters
 constexpr int kWeightRow = kBlockFilters + 8;            // elements; the pad spreads banks
-constexpr int kValueRow = kChunk + 4 / sizeof(Element);
+constexpr int kValueRow = kChunk + (sizeof(Element) == 2 ? 4 : 1);  // likewise
 constexpr int kGroupsAcross = kTileColumns / 4;
+constexpr bool kWeightsByEight = sizeof(Element) == 2 && kFilters % 8 == 0;
 
 // Low half: the row of the weights, tap * 32 + channel. High half: where the value of the group's
 // first pixel is. Row kDepth is zeros, which fill up the last step.
 typedef unsigned int Pair;
 
+// unverified: loads of 16 bytes | no GPU here | pytest -m gpu tests/kernels/test_sparse_cuda.py
+// Weights of the chunk's channels, tap by tap: those of a row for all filters of the block. By eight
+// they are under way until they are waited for.
+__device__ __forceinline__ void begin_weights(const Element* weight, const Cell& cell,
+                                              int first_channel, Element* weights) {
+  constexpr int kPieces = kWeightsByEight ? kBlockFilters / 8 : kBlockFilters;
+  constexpr int kPiece = kBlockFilters / kPieces;
+  for (int i = static_cast<int>(threadIdx.x); i < kDepth * kPieces; i += kThreads) {
+    const int row = i / kPieces;
+    const int filter = i % kPieces * kPiece;
+    const int channel = first_channel + row % kChunk;
+    const bool inside = channel < kChannels && cell.first_filter + filter < kFilters;
+    Element* to = weights + row * kWeightRow + filter;
+    const Element* from =
+        weight + (channel * kTaps + row / kChunk) * kFilters + cell.first_filter + filter;
+    if (!kWeightsByEight) {
+      *to = rounded(inside ? *from : Element(0));
+    } else if (inside) {
+      begin_copy(to, from);
+    } else {
+      *reinterpret_cast<Eight*>(to) = Eight{{0u, 0u, 0u, 0u}};
+    }
+  }
+  end_copies();
+}
+
+// Weights and values of the chunk, for all threads once they have waited for each other.
 __device__ __forceinline__ void load_chunk(const Element* image, const Element* weight,
                                            const Cell& cell, int first_channel, Element* weights,
                                            Element* values) {
-  for (int i = static_cast<int>(threadIdx.x); i < kDepth * kBlockFilters; i += kThreads) {
-    const int row = i / kBlockFilters;
-    const int channel = first_channel + row % kChunk;
-    const int filter = cell.first_filter + i % kBlockFilters;
-    const bool inside = channel < kChannels && filter < kFilters;
-    weights[row * kWeightRow + i % kBlockFilters] = rounded(
-        inside ? weight[(channel * kTaps + row / kChunk) * kFilters + filter] : Element(0));
-  }
+  begin_weights(weight, cell, first_channel, weights);
   const int top = cell.tile_row * kTileRows * kStride - kPadding;
   const int left = cell.tile_column * kTileColumns * kStride - kPadding;
-  load_values_singly<kChunk, kValueRow>(image, top, left, first_channel, values);
+  if (kValuesByEight) {
+    load_values_by_eight<kChunk, kValueRow>(image, top, left, first_channel, values);
+  } else {
+    load_values_singly<kChunk, kValueRow>(image, top, left, first_channel, values);
+  }
+  wait_for_copies<0>();
 }
 
 // A bit for each channel of a pixel that is not zero.

@@ -13,11 +13,6 @@ constexpr int kValueRow = kSliceChannels + 8;
 constexpr int kSumRow = kBlockFilters + 4;                // floats
 constexpr int kDepths = kSliceChannels / 16;              // products along a tap's channels
 constexpr bool kWeightsByEight = kFilters % 8 == 0;
-constexpr bool kValuesByEight = kChannelsLast && kChannels % 8 == 0;
-
-struct __align__(16) Eight {
-  unsigned int words[4];
-};
 
 // Weights of one row of the kernel: of each tap and channel, the block's filters.
 __device__ __forceinline__ void begin_weights(const Element* weight, const Cell& cell,
@@ -42,27 +37,6 @@ __device__ __forceinline__ void begin_weights(const Element* weight, const Cell&
     }
   }
   end_copies();
-}
-
-// The values of the window's pixels, by channels, after the ReLU where that is part.
-__device__ __forceinline__ void load_eights(const Element* image, int top, int left,
-                                            int first_channel, Element* values) {
-  constexpr int kPieces = kSliceChannels / 8;
-#pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x); i < kWindow * kPieces; i += kThreads) {
-    const int pixel = i / kPieces;
-    const int c = i % kPieces * 8;
-    const int offset = offset_in_map(top + pixel / kWindowColumns, left + pixel % kWindowColumns);
-    Eight eight = {{0u, 0u, 0u, 0u}};
-    if (offset >= 0 && first_channel + c < kChannels) {
-      eight = *reinterpret_cast<const Eight*>(image + offset + first_channel + c);
-    }
-#pragma unroll
-    for (int word = 0; word < 4; ++word) {
-      eight.words[word] = kReluInput ? halves_above_zero(eight.words[word]) : eight.words[word];
-    }
-    *reinterpret_cast<Eight*>(values + pixel * kValueRow + c) = eight;
-  }
 }
 
 // Where in the window the pixel is that an output's place begins at; any for one past the last.
@@ -174,7 +148,8 @@ __device__ __forceinline__ void convolve(const Element* __restrict__ x,
   const int top = cell.tile_row * kTileRows * kStride - kPadding;
   const int left = cell.tile_column * kTileColumns * kStride - kPadding;
   if (kValuesByEight) {
-    load_eights(image_of(x, cell.image), top, left, first_channel, values);
+    load_values_by_eight<kSliceChannels, kValueRow>(image_of(x, cell.image), top, left,
+                                                    first_channel, values);
   } else {
     load_values_singly<kSliceChannels, kValueRow>(image_of(x, cell.image), top, left,
                                                   first_channel, values);

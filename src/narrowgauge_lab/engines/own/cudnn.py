@@ -110,8 +110,8 @@ def survey(
     workspace: int = _WORKSPACE,
 ) -> Survey:
     """As many plans as there are, up to `limit` and while `seconds` last, of at most `workspace`
-    bytes each: the heuristics' first, then other configurations of precompiled engines, then of
-    those that compile, which takes a second or more each.
+    bytes each: the heuristics' first, of every form of the problem, then other configurations of
+    precompiled engines, then of those that compile, which takes a second or more each.
 
     float32 is strict: a plan counts only if its engine is not noted to use tensor cores, does not
     compile at run time, and kept float32 in a run whose sums show rounding.

@@ -30,6 +30,9 @@ _UNWANTED = {
     "tf32": ("DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION"),
 }
 _MODES = ("A", "B", "FALLBACK")
+#: Of the limit of plans, the part that the heuristics of one form leave to each form after it: the
+#: first has some forty for nearly every problem, and the fastest engine may know another alone.
+_LEFT_TO_OTHERS = 4
 #: How many of one engine's configurations are tried at most.
 _PER_ENGINE = 2048
 
@@ -93,9 +96,10 @@ class _Search:
 
     def found(self) -> Survey:
         written = forms(self._problem)
-        for form in written:
+        for later, form in zip(reversed(range(len(written))), written):
+            most = self._bounds.limit - later * (self._bounds.limit // _LEFT_TO_OTHERS)
             for mode in _MODES:
-                self._ask(form, mode)
+                self._ask(form, mode, most)
         engines = [engine for form in written for engine in self._engines(form)]
         for compiled in (False,) if self._problem.strict else (False, True):
             self._enumerate([engine for engine in engines if engine.compiled is compiled])
@@ -112,9 +116,9 @@ class _Search:
         handle = self._library.handle(self._device)
         return make_graph(self._front, self._problem, form, handle)
 
-    def _ask(self, form: Form, mode: str) -> None:
-        """What a heuristic proposes."""
-        if self._done():
+    def _ask(self, form: Form, mode: str, most: int) -> None:
+        """What a heuristic proposes, until there are `most` plans."""
+        if self._done() or len(self._plans) >= most:
             return
         try:
             graph = self._graph(form)
@@ -125,7 +129,7 @@ class _Search:
             return
         self._restrict(graph)
         for index in range(count):
-            if self._done():
+            if self._done() or len(self._plans) >= most:
                 return
             self._take(form, graph, index, f"heuristic {mode}")
 

@@ -50,6 +50,15 @@ _MAGIC = tl.constexpr(12582912.0)
 
 
 @triton.jit
+def _await_turn(AHEAD: tl.constexpr):
+    """First of all in every kernel: until what was launched before it has ended, its stores done.
+    Then the next one may be put beside it, and waits likewise: there is never a third."""
+    if AHEAD:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def _to_format(value, OUT: tl.constexpr):
     """float32, scaled already, to the output's format; the 8-bit ones saturate, int8 rounds half to
     even."""
@@ -153,6 +162,7 @@ def conv_kernel(
     MASKED: tl.constexpr, BEFORE: tl.constexpr, RESIDUAL: tl.constexpr, SCALED: tl.constexpr,
     OUT: tl.constexpr, MATH: tl.constexpr, SPLIT: tl.constexpr, BEFORE_OUT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y[m, k] = format(clamp(scale[k] · Σ before(x) · w + bias[k] + residual[m, k] · …)).
 
@@ -166,6 +176,7 @@ def conv_kernel(
     draws the last of the tile's `tickets` adds the parts in order and finishes, so the result does
     not depend on who that is. Tickets are 0 before and after.
     """
+    _await_turn(AHEAD)
     blocks_n = tl.cdiv(count, BLOCK_N)
     # Neighbouring programs share their pixels and differ in output channels: the activations, much
     # larger than the weights, then come from memory once.
@@ -217,9 +228,11 @@ def conv_kernel(
 def linear_kernel(
     x, w, scale, bias, y, count, channels, depth, low, high,
     SCALED: tl.constexpr, OUT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y[k] = format(clamp(scale[k] · Σ x · w[k] + bias[k])) of one image: each weight is read once,
     and nothing else counts."""
+    _await_turn(AHEAD)
     k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     c = tl.arange(0, BLOCK_K)
     rows = w + k.to(tl.int64)[:, None] * depth
@@ -243,8 +256,10 @@ def depthwise_kernel(
     pixels, channels, out_h, out_w, in_h, in_w, x_pixel, y_pixel, low, high,
     SIDE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, SCALED: tl.constexpr,
     OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """A convolution of each channel by itself: w is [SIDE², channels]."""
+    _await_turn(AHEAD)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     q = m % out_w
@@ -275,8 +290,10 @@ def pool_kernel(
     pixels, channels, out_h, out_w, in_h, in_w, x_pixel, y_pixel, factor, before_low, before_high,
     rows, columns, STRIDE: tl.constexpr, PADDING: tl.constexpr, MEAN: tl.constexpr,
     BEFORE: tl.constexpr, OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """The maximum, or the sum times `factor`, over windows of rows × columns pixels."""
+    _await_turn(AHEAD)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     q = m % out_w
@@ -317,8 +334,10 @@ def mean_kernel(
     x, y, before_scale, before_shift, area, channels, x_pixel, y_pixel, factor, before_low,
     before_high, BEFORE: tl.constexpr, OUT: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """The sum over all `area` pixels of an image times `factor`, BLOCK_M pixels at a time."""
+    _await_turn(AHEAD)
     n = tl.program_id(0)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     m = tl.arange(0, BLOCK_M)
@@ -344,8 +363,10 @@ def mean_kernel(
 def affine_kernel(
     x, y, scale, shift, pixels, channels, x_pixel, y_pixel, low, high,
     OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y = format(clamp(x · scale[c] + shift[c])), pixel by pixel."""
+    _await_turn(AHEAD)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     mask = (m < pixels)[:, None] & (c < channels)[None, :]
@@ -361,9 +382,11 @@ def read_kernel(
     x, y, x_n, x_c, x_h, x_w, channels, height, width, padded_h, padded_w, inverse_scale,
     PADDING: tl.constexpr, PIXEL: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Images [N, C, H, W] of any float type and strides to [N, padded_h, padded_w, PIXEL] in the
     format; borders and channels beyond C are zero."""
+    _await_turn(AHEAD)
     row = tl.program_id(0)  # n · padded_h + h
     n = row // padded_h
     h = row % padded_h - PADDING

@@ -21,8 +21,8 @@ from narrowgauge_lab.measure.watch import declare
 
 __all__ = ["Convolutions", "convolutions", "torch_step"]
 
-#: Plans that are tried for a problem.
-_PLANS = 32
+#: Plans that are tried for a problem: more than cuDNN's heuristics propose for its first form.
+_PLANS = 64
 #: Bytes that cuDNN takes addresses to be multiples of.
 _ALIGNMENT = 16
 

@@ -6,6 +6,7 @@ from typing import Any, Callable, List, Tuple
 
 import torch
 
+from narrowgauge_lab.engines.own.gpu.ahead import ahead
 from narrowgauge_lab.engines.own.gpu.candidate import (
     Candidate,
     Launch,
@@ -30,6 +31,7 @@ class Moves:
         from narrowgauge_lab.engines.own.gpu import kernels
 
         self._kernels = kernels
+        self._ahead = ahead(memory.device)
         self._memory, self._numbers, self._form = memory, numbers, memory.form
 
     def read(self, images: torch.Tensor) -> Callable[[], None]:
@@ -46,7 +48,7 @@ class Moves:
             kernel[(batch * where.height, -(-where.width // block))](
                 images, y, *images.stride(), channels, height, width, where.height, where.width,
                 inverse, PADDING=border, PIXEL=where.pixel, OUT=form.code, BLOCK=block,
-                BLOCK_C=block_c,
+                BLOCK_C=block_c, **self._ahead,
             )  # fmt: skip
 
         return start
@@ -92,6 +94,7 @@ class Moves:
                     where.pixel, into.pixel, factor, before.low, before.high, rows, columns,
                     STRIDE=step.stride, PADDING=step.padding, MEAN=step.kind == "mean",
                     BEFORE=early, OUT=form.code, BLOCK_M=block.pixels, BLOCK_C=block.channels,
+                    **self._ahead,
                 )  # fmt: skip
 
             return start
@@ -111,6 +114,7 @@ class Moves:
                     x, y, before.scale, before.shift, where.height * where.width, into.channels,
                     where.pixel, into.pixel, factor, before.low, before.high,
                     BEFORE=early, OUT=form.code, BLOCK_M=block.pixels, BLOCK_C=block.channels,
+                    **self._ahead,
                 )  # fmt: skip
 
             return start
@@ -156,7 +160,7 @@ class Moves:
                 kernel[grid](
                     x, y, before.scale, before.shift, pixels, where.channels, where.pixel,
                     into.pixel, before.low, before.high, OUT=form.code, BLOCK_M=block.pixels,
-                    BLOCK_C=block.channels,
+                    BLOCK_C=block.channels, **self._ahead,
                 )  # fmt: skip
 
             return start

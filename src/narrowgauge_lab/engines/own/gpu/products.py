@@ -8,6 +8,7 @@ from typing import Callable, List, Mapping, Optional
 import torch
 from torch import nn
 
+from narrowgauge_lab.engines.own.gpu.ahead import ahead
 from narrowgauge_lab.engines.own.gpu.candidate import (
     Candidate,
     Launch,
@@ -76,6 +77,7 @@ class Products:
         from narrowgauge_lab.engines.own.gpu import kernels
 
         self._kernels = kernels
+        self._ahead = ahead(memory.device)
         self._memory, self._modules, self._weights = memory, modules, weights
         self._numbers, self._form = numbers, memory.form
 
@@ -157,7 +159,7 @@ class Products:
                     where.pixel, into.pixel, after.low, after.high,
                     SIDE=packed.rows, STRIDE=packed.stride, PADDING=packed.padding,
                     SCALED=form.scaled, OUT=form.code, BLOCK_M=block.pixels,
-                    BLOCK_C=block.channels,
+                    BLOCK_C=block.channels, **self._ahead,
                 )  # fmt: skip
 
             return start
@@ -223,7 +225,7 @@ class Products:
                 RESIDUAL=on.residual_pixel > 0, SCALED=form.scaled, OUT=on.out, MATH=math,
                 SPLIT=parts > 1, BEFORE_OUT=form.code,
                 BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
-                num_warps=tile.warps, num_stages=tile.stages,
+                num_warps=tile.warps, num_stages=tile.stages, **self._ahead,
             )  # fmt: skip
 
         return start
@@ -238,7 +240,7 @@ class Products:
             kernel[(-(-count // tile.n),)](
                 on.x, packed.values, after.scale, after.bias, on.y, count, packed.channels,
                 packed.depth, after.low, after.high, SCALED=form.scaled, OUT=on.out,
-                BLOCK_N=tile.n, BLOCK_K=tile.k, num_warps=tile.warps,
+                BLOCK_N=tile.n, BLOCK_K=tile.k, num_warps=tile.warps, **self._ahead,
             )  # fmt: skip
 
         return start

@@ -18,8 +18,8 @@ _LAUNCHES = 4
 _REPLAYS = 5
 _COMPILERS = 16
 #: Seconds that libraries may take to find what they offer: for all problems, and for one at most.
-_LIBRARIES = 25.0
-_MOST_EACH = 2.0
+_LIBRARIES = 60.0
+_MOST_EACH = 3.0
 #: Candidates this much slower than the best after the first look are not looked at again.
 _HOPELESS = 1.3
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
+import functools
+from typing import Callable, List, Optional, Tuple
 
 import torch
 
@@ -15,7 +16,8 @@ __all__ = ["Work"]
 
 
 class Work:
-    """Runs `network` in `memory` on `images` [N, C, H, W], which it reads anew each time.
+    """Runs `network` in `memory` on `images` [N, C, H, W], which it reads anew each time; or on
+    others, see `reading`.
 
     `beside`: whether the steps that may do so run on a second stream.
     """
@@ -24,6 +26,7 @@ class Work:
         self._device = network.device
         self._waiting = memory.placement.waits
         makes = Launches(memory, network.modules, network.weights, network.affines, network.scales)
+        self._makes = makes
         self._steps: List[Tuple[Launch, ...]] = [
             tuple(makes.of(step, beside=place in self._waiting))
             for place, step in enumerate(network.plan.steps)
@@ -41,7 +44,14 @@ class Work:
 
     def run(self) -> torch.Tensor:
         """Queue everything; the result, in memory that the next run writes over."""
-        self._read()
+        return self._run(self._read)
+
+    def reading(self, images: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """`run`, but on these images of the same size: by the same launches, in the same memory."""
+        return functools.partial(self._run, self._makes.read(images))
+
+    def _run(self, read: Callable[[], None]) -> torch.Tensor:
+        read()
         if self.beside:
             self._run_besides()
         else:
