@@ -59,6 +59,9 @@ SHAPES = {
     "depthwise, a kernel that spans much": Shape(
         (1, 2, 3, 3), (4, 1, 3, 3), padding=(400, 400), dilation=(401, 401), groups=2
     ),
+    "whole sixteens": Shape((2, 48, 8, 14), (64, 48, 3, 3), padding=(1, 1)),
+    "several images in a block of pixels": Shape((5, 17, 5, 7), (33, 17, 3, 3), padding=(1, 1)),
+    "channels of several tasks": Shape((2, 130, 40, 33), (20, 130, 1, 1), stride=(2, 1)),
     "one channel out": Shape((2, 5, 20, 13), (1, 5, 3, 3), padding=(1, 1)),
 }
 

@@ -18,7 +18,7 @@ from training_cases import CLASSES, CPU, Case, SmallNet, feeds, recipe
 from narrowgauge_contract.errors import NotApplicableError, UnknownNameError
 from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog, read_events
 from narrowgauge_contract.outcome import Status
-from narrowgauge_lab import precision, torch_compat, training
+from narrowgauge_lab import precision, torch_compat, training, training_checkpoints
 from narrowgauge_lab.checkpoint import CheckpointMismatchError, Checkpoints
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.history import EPOCH_METRICS, SCALING_METRICS
@@ -208,7 +208,9 @@ def test_a_checkpoint_that_takes_long_is_written_less_often(
 
     epoch = training.Training.run_epoch
     monkeypatch.setattr(training.Training, "run_epoch", run_epoch)
-    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    faked = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr(training, "time", faked)
+    monkeypatch.setattr(training_checkpoints, "time", faked)
     monkeypatch.setattr("narrowgauge_lab.context.Checkpoints", Slow)
     Case(tmp_path).train(recipe(epochs=15, checkpoint_seconds=1.0))
 

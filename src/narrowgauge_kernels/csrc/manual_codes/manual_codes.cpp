@@ -8,12 +8,16 @@
 
 #include "manual_codes/manual_codes_job.h"
 #include "manual_codes/manual_codes_problem.h"
+#include "manual_codes/manual_codes_turn.h"
 #include "manual_codes/manual_codes_variants.h"
 #include "common/torch_tensor.h"
 
 namespace narrowgauge {
 namespace codes {
 namespace {
+
+// Codes that a thread turns at least: waking it costs more than fewer.
+constexpr std::int64_t kLeastTurned = 1 << 16;
 
 // What was asked for of what is here, best last.
 template <typename Kernel>
@@ -51,6 +55,30 @@ Job job_of(const Problem& problem, const at::Tensor& x, const at::Tensor& weight
   return job;
 }
 
+// [N, C, H, W] with any strides as contiguous [N, H, W, C].
+at::Tensor channels_last(const at::Tensor& given) {
+  const std::int64_t lines = given.size(1);
+  const std::int64_t places = given.size(2) * given.size(3);
+  if (!given.is_contiguous() || lines == 1 || places == 1 || given.numel() == 0) {
+    return given.permute({0, 2, 3, 1}).contiguous();
+  }
+  const at::Tensor made =
+      at::empty({given.size(0), given.size(2), given.size(3), lines}, given.options());
+  const std::uint8_t* const from = static_cast<const std::uint8_t*>(given.data_ptr());
+  std::uint8_t* const to = static_cast<std::uint8_t*>(made.data_ptr());
+  constexpr std::int64_t kLines = 64;  // of a task
+  const std::int64_t parts = divide_up(lines, kLines);
+  const std::int64_t grain = std::max<std::int64_t>(1, kLeastTurned / (kLines * places));
+  at::parallel_for(0, given.size(0) * parts, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t task = begin; task < end; ++task) {
+      const std::int64_t at = task / parts * lines * places;
+      const std::int64_t first = task % parts * kLines;
+      turn_codes(from + at, lines, places, first, std::min(kLines, lines - first), to + at);
+    }
+  });
+  return made;
+}
+
 at::Tensor run(const Problem& problem, const std::string& isa) {
   // The name is checked even where there is nothing to do.
   const std::vector<Variant<TableKernel>> tables = table_variants();
@@ -64,8 +92,8 @@ at::Tensor run(const Problem& problem, const std::string& isa) {
   if (problem.geometry.depth() == 0) {
     return problem.out.zero_();
   }
-  const at::Tensor x = problem.x.permute({0, 2, 3, 1}).contiguous();
-  const at::Tensor weight = problem.weight.permute({0, 2, 3, 1}).contiguous();
+  const at::Tensor x = channels_last(problem.x);
+  const at::Tensor weight = channels_last(problem.weight);
   const Job job = job_of(problem, x, weight);
   if (by_table) {
     run_table(job, problem.table.data_ptr<std::int32_t>(), table);

@@ -79,13 +79,14 @@ inline std::int64_t table_place(const Job& job, int x, int weight) {
   return (x ^ (job.x_signed ? 0x80 : 0)) * 256 + (weight ^ (job.weight_signed ? 0x80 : 0));
 }
 
-// Scratch that starts on a cache line.
+// Scratch that starts on a cache line, and holds whatever was there.
 template <typename T>
 class Scratch {
  public:
-  explicit Scratch(std::int64_t count) : storage_(count * sizeof(T) + kLine) {
-    void* start = storage_.data();
-    std::size_t space = storage_.size();
+  explicit Scratch(std::int64_t count)
+      : storage_(new unsigned char[count * sizeof(T) + kLine]) {
+    void* start = storage_.get();
+    std::size_t space = count * sizeof(T) + kLine;
     data_ = static_cast<T*>(std::align(kLine, count * sizeof(T), start, space));
   }
   T* data() { return data_; }
@@ -93,7 +94,7 @@ class Scratch {
 
  private:
   static constexpr std::size_t kLine = 64;
-  std::vector<unsigned char> storage_;
+  std::unique_ptr<unsigned char[]> storage_;
   T* data_;
 };
 

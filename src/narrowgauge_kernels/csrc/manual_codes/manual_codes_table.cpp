@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "manual_codes/manual_codes_job.h"
+#include "manual_codes/manual_codes_store.h"
 
 namespace narrowgauge {
 namespace codes {
@@ -164,19 +165,16 @@ class Lookup {
         static_cast<std::uint32_t>(planes_.least) * static_cast<std::uint32_t>(depth_);
     const std::int64_t width = kernel_.lanes;
     for (std::int64_t first = 0; first < lanes; first += width) {
-      const std::int32_t* from = space.wide.data() + first * rows;
+      std::uint32_t* const sums =
+          reinterpret_cast<std::uint32_t*>(space.wide.data()) + first * rows;
+      for (std::int64_t i = 0; i < rows * width; ++i) {
+        sums[i] += least;
+      }
       const std::int64_t filled = std::min(width, lanes - first);
-      for (std::int64_t r = 0; r < rows; ++r, from += width) {
-        std::int32_t* to = pixels_are_rows_
-                               ? out.pixel(row + r) + (lane + first) * out.channel_stride
-                               : out.data + (row + r) * out.channel_stride;
-        for (std::int64_t i = 0; i < filled; ++i) {
-          const std::uint32_t sum = static_cast<std::uint32_t>(from[i]) + least;
-          std::int32_t* place = pixels_are_rows_
-                                    ? to + i * out.channel_stride
-                                    : to + (out.pixel(lane + first + i) - out.data);
-          *place = static_cast<std::int32_t>(sum);
-        }
+      if (pixels_are_rows_) {
+        store_pixels(out, row, rows, lane + first, filled, sums, width);
+      } else {
+        store_channels(out, lane + first, filled, row, rows, sums, width);
       }
     }
   }

@@ -5,6 +5,7 @@
 // and masked once per term. Sums are modulo 2^32, so intermediate terms may exceed what the whole
 // sum may not.
 #include "manual_codes/manual_codes_job.h"
+#include "manual_codes/manual_codes_store.h"
 
 namespace narrowgauge {
 namespace codes {
@@ -13,6 +14,10 @@ namespace {
 constexpr std::int64_t kBlockRows = 96;  // a multiple of every kernel's rows
 constexpr std::int64_t kBlockDepth = 512;
 constexpr std::int64_t kSegmentColumns = 512;
+// Of a row of sums: without it a channel's would all lie in a few sets of the cache.
+constexpr std::int64_t kTilePad = 16;
+// Units of a column while it is packed; not a power of two, which would share few cache sets.
+constexpr std::int64_t kLine = kBlockDepth / 2 + 16;
 constexpr std::int64_t kPackedBytes = std::int64_t(32) << 20;
 
 // Output channels of one group, whole panels of the kernel but for the group's last.
@@ -104,32 +109,29 @@ class Product {
   // units [unit][column]. A column's correction is what the offsets of stored factors cost it.
   void pack(const Segment& segment, std::uint32_t* to, std::uint32_t* corrections) const {
     const WeightRows weights = job_.weights(segment.group);
-    std::vector<std::uint8_t> codes(kBlockDepth);
-    std::vector<std::uint32_t> line(kBlockDepth);
+    std::vector<std::uint8_t> codes(kernel_.columns * kBlockDepth);
+    std::vector<std::uint32_t> lines(kernel_.columns * kLine);
     std::fill(corrections, corrections + padded(segment), 0u);
-    for (std::int64_t column = 0; column < padded(segment); ++column) {
-      std::uint32_t* at = to + column / kernel_.columns * kernel_.columns * units_ +
-                          column % kernel_.columns;
+    for (std::int64_t panel = 0; panel < segment.count; panel += kernel_.columns) {
+      const std::int64_t there = std::min<std::int64_t>(kernel_.columns, segment.count - panel);
       for (std::int64_t d = 0; d < depth_; d += kBlockDepth) {
         const std::int64_t steps = std::min(kBlockDepth, depth_ - d);
         const std::int64_t units = divide_up(steps, kernel_.per_unit);
-        const bool there = column < segment.count;
-        if (there) {
-          weights.gather(segment.first + column, 1, d, steps, codes.data(), steps);
-        }
+        weights.gather(segment.first + panel, there, d, steps, codes.data(), steps);
         for (const Factors& term : factors_) {
-          if (there) {
-            const std::int64_t sum =
-                kernel_.expand_right(codes.data(), steps, term.right, line.data());
+          for (std::int64_t column = 0; column < there; ++column) {
+            const std::int64_t sum = kernel_.expand_right(
+                codes.data() + column * steps, steps, term.right, lines.data() + column * kLine);
             const std::int64_t whole = sum + steps * kernel_.right_offset(term.right);
-            corrections[column] -= term.coefficient * static_cast<std::uint32_t>(
-                                                          kernel_.left_offset(term.left) * whole);
-          } else {
-            std::fill(line.begin(), line.begin() + units, 0u);
+            corrections[panel + column] -=
+                term.coefficient *
+                static_cast<std::uint32_t>(kernel_.left_offset(term.left) * whole);
           }
-          for (std::int64_t unit = 0; unit < units; ++unit, at += kernel_.columns) {
-            *at = line[unit];
+          for (std::int64_t column = there; column < kernel_.columns; ++column) {
+            std::fill_n(lines.data() + column * kLine, units, 0u);
           }
+          turn_units(lines.data(), kLine, kernel_.columns, units, to, kernel_.columns);
+          to += units * kernel_.columns;
         }
       }
     }
@@ -139,7 +141,7 @@ class Product {
     explicit Workspace(const Product& product)
         : codes(kBlockRows * kBlockDepth),
           left(kBlockRows * divide_up(kBlockDepth, product.kernel_.per_unit)),
-          tile(kBlockRows * kSegmentColumns),
+          tile(kBlockRows * tile_stride(kSegmentColumns)),
           corrections(kBlockRows) {}
     Scratch<std::uint8_t> codes;
     Scratch<std::uint32_t> left;
@@ -152,7 +154,8 @@ class Product {
     const PixelRows pixels = job_.pixels(segment.group);
     const std::int64_t rows = std::min(kBlockRows, pixels.count() - row);
     const std::int64_t columns = padded(segment);
-    std::fill_n(space.tile.data(), divide_up(rows, kernel_.rows) * kernel_.rows * columns, 0);
+    std::fill_n(space.tile.data(),
+                divide_up(rows, kernel_.rows) * kernel_.rows * tile_stride(columns), 0);
     std::fill(space.corrections.begin(), space.corrections.end(), 0u);
     for (std::int64_t d = 0; d < depth_; d += kBlockDepth) {
       const std::int64_t steps = std::min(kBlockDepth, depth_ - d);
@@ -186,7 +189,7 @@ class Product {
     for (std::int64_t c = 0; c < columns; c += kernel_.columns) {
       for (std::int64_t r = 0; r < rows; r += kernel_.rows) {
         kernel_.run(units, space.left.data() + r * units, units, packed + c * units_,
-                    space.tile.data() + r * columns + c, columns,
+                    space.tile.data() + r * tile_stride(columns) + c, tile_stride(columns),
                     static_cast<std::int32_t>(coefficient));
       }
     }
@@ -194,16 +197,18 @@ class Product {
 
   void store(const Segment& segment, std::int64_t row, std::int64_t rows, std::int64_t columns,
              const std::uint32_t* column_corrections, Workspace& space) const {
-    const Output out = job_.output(segment.group);
+    std::uint32_t* const sums = reinterpret_cast<std::uint32_t*>(space.tile.data());
     for (std::int64_t r = 0; r < rows; ++r) {
-      std::int32_t* to = out.pixel(row + r) + segment.first * out.channel_stride;
-      const std::int32_t* from = space.tile.data() + r * columns;
+      std::uint32_t* const line = sums + r * tile_stride(columns);
       for (std::int64_t c = 0; c < segment.count; ++c) {
-        to[c * out.channel_stride] = static_cast<std::int32_t>(
-            static_cast<std::uint32_t>(from[c]) + column_corrections[c] + space.corrections[r]);
+        line[c] += column_corrections[c] + space.corrections[r];
       }
     }
+    store_pixels(job_.output(segment.group), row, rows, segment.first, segment.count, sums,
+                 tile_stride(columns));
   }
+
+  static std::int64_t tile_stride(std::int64_t columns) { return columns + kTilePad; }
 
   const Job& job_;
   const ProductKernel& kernel_;
