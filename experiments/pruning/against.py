@@ -31,10 +31,10 @@ class Against:
     share: float
 
     @classmethod
-    def of(cls, parameters: Any, folder: Path) -> Optional[Against]:
-        """What the row's parameters name; None where they name nothing. Raises BadValueError where
-        no exit has that name, and what `read_logits` raises."""
-        path = asked_file(parameters["against"], folder)
+    def of(cls, parameters: Any, folder: Path, seed: int) -> Optional[Against]:
+        """What the parameters of a row of `seed` name; None where they name nothing. Raises
+        BadValueError where no exit has that name, and what `read_logits` raises."""
+        path = asked_file(parameters["against"], folder, seed)
         if path is None:
             return None
         run = read_logits(path)

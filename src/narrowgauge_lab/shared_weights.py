@@ -22,17 +22,23 @@ __all__ = ["asked_file", "load_weights", "trained_weights"]
 
 #: What metrics and facts of the training begin with.
 _STAGE = "exact"
+#: In the name of a file: the row's seed, so that repeats start from networks of their own.
+_SEED = "SEED"
 
 
-def asked_file(name: str, folder: Path) -> Optional[Path]:
+def asked_file(name: str, folder: Path, seed: Optional[int] = None) -> Optional[Path]:
     """The file that a parameter names; None where it names none.
 
-    It is looked for in `folder`, the experiment's, first: a container sees no others.
+    It is looked for in `folder`, the experiment's, first: a container sees no others. `seed`: of
+    the row, which then takes the place of the word SEED in the name.
     """
     if not name:
         return None
-    inside = folder / name
-    return inside if inside.is_file() else Path(name).expanduser()
+    path = Path(name)
+    if seed is not None:
+        path = path.parent / path.name.replace(_SEED, str(seed))
+    inside = folder / path
+    return inside if inside.is_file() else path.expanduser()
 
 
 def trained_weights(

@@ -100,6 +100,10 @@ def test_all_rows_of_a_run_start_from_the_same_weights(tmp_path: Path) -> None:
     assert facts["dynamic"]["widths"] == {"4": [4, 4]}
     assert rows["qat"].metric("train_loss") is not None
     assert rows["static"].metric("train_loss") is None
+    file = tmp_path / "weights-qkeras-mnist-0.25-SEED.pt"
+    other = _ROWS.run(tmp_path / "other", "method=static", "executor=fake", f"weights={file}")
+    assert _facts(other)["weights_from"] == "the file weights-qkeras-mnist-0.25-0.pt"
+    assert _facts(other)["weights_sha256"] == facts["static"]["weights_sha256"]
 
 
 def test_what_layers_lose_is_measured_once_for_all_budgets(

@@ -24,5 +24,11 @@ def test_a_home_is_written_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert asked_file("~/net.pt", Path("/elsewhere")) == tmp_path / "net.pt"
 
 
+def test_repeats_have_files_of_their_own() -> None:
+    assert asked_file("net-SEED.pt", Path("/elsewhere"), 2) == Path("net-2.pt")
+    assert asked_file("SEED/net-SEED.pt", Path("/elsewhere"), 2) == Path("SEED/net-2.pt")
+    assert asked_file("net-SEED.pt", Path("/elsewhere")) == Path("net-SEED.pt")
+
+
 def test_an_empty_name_asks_for_none(tmp_path: Path) -> None:
     assert asked_file("", tmp_path) is None

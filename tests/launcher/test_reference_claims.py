@@ -1,0 +1,149 @@
+"""Which claims the lists of benchmarks/reference serve: whether the judge takes their rows."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from result_cases import host
+
+from narrowgauge.judge.evidence import evidence_for
+from narrowgauge_contract.claims import Claim, load_claims
+from narrowgauge_contract.job import Job as Run
+from narrowgauge_contract.job import RowPlan, parse_overrides, resolve, shard_rows
+from narrowgauge_contract.outcome import InsideFacts, Metric, Row, Status, Validity
+from narrowgauge_contract.record import Hashes, Record
+from narrowgauge_contract.spec import load_spec
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS = ROOT / "experiments"
+LISTS = ROOT / "benchmarks" / "reference" / "lists"
+
+#: By list and experiment; all other claims of the experiment are none of the list's.
+SERVED = {
+    "transforms": {
+        "residual-cutting": {
+            "resnet18-whole", "resnet18-links", "readme-resnet18", "own-resnet18",
+            "resnet50-whole", "resnet50-links", "readme-resnet50", "own-resnet50",
+            "statistics-matter", "stochastic-depth-is-robust", "readme-resnet101",
+        },
+        "quantisation": {
+            "wu-within-a-percent", "static-int8", "qat-int8", "qat-int4", "greedy-beats-uniform",
+            "notes-accuracy", "one-architecture",
+        },
+        "pruning": {
+            "quantisation-is-better", "channels-are-faster", "channels-cost-a-point",
+            "zeros-are-not-faster", "iterative-is-better",
+        },
+        "resolution-ladder": {
+            "statistics-of-its-own", "trained-at-random-sizes", "random-sizes-cost-little",
+            "glance-beats-sizes", "the-map-finds-the-object", "the-ladder-has-the-larger-area",
+            # Counted, whatever a row is trained for.
+            "half-the-side-a-quarter-of-the-cost", "an-odd-map-costs-more",
+        },
+        "class-maps": {
+            "deleting-where-the-map-points", "inserting-where-the-map-points",
+            "neighbours-look-alike", "thinking-where-it-looks", "cam-is-grad-cam",
+        },
+    },
+    "ensembles": {
+        "ensembles": {
+            *(f"lenet-{each}" for each in ("voting", "bagging", "fusion", "boosting", "snapshot")),
+            *(f"time-{each}" for each in ("bagging", "fusion", "boosting", "snapshot")),
+            "resnet50-snapshot", "published-order",
+        },
+    },
+}  # fmt: skip
+
+
+def _jobs(name: str) -> list[Any]:
+    sys.path.insert(0, str(LISTS.parent))  # as where take.py is run as a script
+    from jobs import load_jobs
+
+    found: list[Any] = load_jobs([LISTS / f"{name}.toml"])
+    return found
+
+
+def _run_of(job: Any) -> tuple[Run, tuple[RowPlan, ...]]:
+    spec = load_spec(EXPERIMENTS / job.experiment / "experiment.toml")
+    chosen = parse_overrides(spec, job.parameters)
+    run = resolve(spec, chosen, profile=job.profile, target="native", seed=0, run_id=job.name)
+    if not job.shard:
+        return run, run.rows
+    part, of = map(int, job.shard.split("/"))
+    return run, shard_rows(run.rows, (part, of))
+
+
+def _record(job: Any, metrics: set[str]) -> Record:
+    """What the job would leave, with every metric in every row; their figures are of no use."""
+    run, plans = _run_of(job)
+    rows = tuple(
+        Row(
+            plan.index, plan.repeat, plan.seed, plan.parameters, Status.COMPLETE, Validity(True),
+            metrics=tuple(Metric(name, "1", "computed", (1.0,)) for name in sorted(metrics)),
+        )
+        for plan in plans
+    )  # fmt: skip
+    return Record(
+        format=1, run_id=job.name, experiment=job.experiment, profile=job.profile,
+        target="native", seed=0, parameters=run.parameters, synthetic=False, data_sets=(),
+        status=Status.COMPLETE, exit_code=0, hashes=Hashes(None, "b" * 64, "c" * 64), rows=rows,
+        host=host(), inside=InsideFacts("3.12", "Linux", torch="2.11.0", accelerator="H200"),
+        started_utc=1e9, ended_utc=1e9 + 1, seconds=1.0, spec={},
+    )  # fmt: skip
+
+
+def _is_served(claim: Claim, spec: Any, records: list[Record]) -> bool:
+    found = evidence_for(claim, spec, records)
+    return (
+        bool(found.cases)
+        and not (found.lacking or found.ambiguous or found.disagreements)
+        and all(len(s) >= claim.minimum_repeats for case in found.cases for s in case.sides)
+    )
+
+
+@pytest.mark.parametrize(
+    ("listed", "experiment"), [(name, each) for name in SERVED for each in SERVED[name]]
+)
+def test_a_list_serves_its_claims(listed: str, experiment: str) -> None:
+    spec = load_spec(EXPERIMENTS / experiment / "experiment.toml")
+    claims = load_claims(EXPERIMENTS / experiment / "claims.toml", spec)
+    metrics = {selection.metric for claim in claims for selection in claim.selections}
+    jobs = [job for job in _jobs(listed) if job.experiment == experiment]
+
+    records = [_record(job, metrics) for job in jobs]
+
+    assert {claim.id for claim in claims if _is_served(claim, spec, records)} == SERVED[listed][
+        experiment
+    ]
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(LISTS.glob("*.toml"))])
+def test_a_job_reads_rows_that_another_leaves(name: str) -> None:
+    jobs = {job.name: job for job in _jobs(name)}
+    for job in jobs.values():
+        for text in (*job.command, *job.parameters):
+            for other, row in re.findall(r"\{out\}/([^/]+)/row-(\d+)/", text):
+                assert other in job.after
+                assert int(row) in {plan.index for plan in _run_of(jobs[other])[1]}, text
+
+
+def test_a_record_of_another_recipe_is_not_joined() -> None:
+    """Or the tests above would say yes to anything."""
+    spec = load_spec(EXPERIMENTS / "pruning" / "experiment.toml")
+    claims = load_claims(EXPERIMENTS / "pruning" / "claims.toml", spec)
+    (claim,) = (each for each in claims if each.id == "iterative-is-better")
+    both = [job for job in _jobs("transforms") if job.name.startswith("pruning-18-")]
+    metrics = {"accuracy_after"}
+    assert _is_served(claim, spec, [_record(job, metrics) for job in both])
+
+    for job in both:
+        if "schedule=one-shot" in job.parameters:
+            changed = [each for each in job.parameters if not each.startswith("finetune")]
+            plain = SimpleNamespace(**{**vars(job), "parameters": tuple(changed)})
+            both[both.index(job)] = plain
+    assert not _is_served(claim, spec, [_record(job, metrics) for job in both])
