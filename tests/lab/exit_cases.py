@@ -177,6 +177,7 @@ def record_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
         "graph": lambda graph, pool=None, stream=None: Recorder(graph),
         "graph_pool_handle": lambda: None,
         "stream": lambda given: contextlib.nullcontext(),
+        "synchronize": lambda *given: None,
     }
     for name, double in doubles.items():
         monkeypatch.setattr(torch.cuda, name, double, raising=False)

@@ -64,7 +64,9 @@ def test_the_plan_is_written_and_the_next_command_is_said(cli: Cli) -> None:
     plan = load_plan(Path("fast.toml"))
     assert code == 0
     assert plan.name == document["plan"]["plan"]["name"] == "fast"
-    assert f"-p plan=fast.toml -p elsewhere=cpu -p predicted={document['predicted_step']:.6g}" in err
+    assert (
+        f"-p plan=fast.toml -p elsewhere=cpu -p predicted={document['predicted_step']:.6g}" in err
+    )
     assert document["variant"]["elsewhere"] == "cpu"
     assert document["measured"][0]["plan"] == "cpu"
 
