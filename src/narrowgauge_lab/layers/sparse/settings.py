@@ -100,10 +100,10 @@ class Crossover:
 def key_of(x: torch.Tensor) -> Key:
     """What a crossover measured on x holds for, in this process as it is set now: TF32 may be
     allowed for convolutions on CUDA or not, and a CPU has a number of threads."""
-    by = ""
-    if x.device.type == "cpu":
+    by, device = "", x.device.type
+    if device == "cpu":
         by = f"{torch.get_num_threads()} threads"
     elif x.dtype == torch.float32 and torch_compat.tf32_allowed()["conv"]:
         by = "tf32"
-    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    return x.device.type, str(x.dtype), tuple(x.shape), "nhwc" if last else "nchw", by
+    last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    return device, str(x.dtype), tuple(x.shape), "nhwc" if last else "nchw", by
