@@ -52,6 +52,8 @@ ucontext_t scheduler;
 std::function<void()> body;
 std::mt19937 chance(20221122);
 int faults = 0;
+bool vote = false;     // of the threads that have come to the next barrier
+bool outcome = false;  // of all, at the last one
 
 bool may_read(const float* source, int count) {
   const char* const first = reinterpret_cast<const char*>(source);
@@ -62,6 +64,12 @@ bool may_read(const float* source, int count) {
 }
 
 void barrier() { swapcontext(&current->context, &scheduler); }
+
+int barrier_or(int own) {
+  vote = vote || own != 0;
+  barrier();
+  return outcome;
+}
 
 void arrive(const Copy& copy) {
   if (reinterpret_cast<std::uintptr_t>(copy.source) % (copy.count * sizeof(float)) != 0) {
@@ -106,6 +114,8 @@ void run_block(int count) {
     order.push_back(static_cast<unsigned int>(i));
   }
   for (int left = count; left > 0;) {
+    outcome = vote;
+    vote = false;
     std::shuffle(order.begin(), order.end(), chance);
     for (const unsigned int index : order) {
       current = threads[index].get();
@@ -132,6 +142,7 @@ void run_block(int count) {
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __shared__ static
 #define __syncthreads emulated::barrier
+#define __syncthreads_or emulated::barrier_or
 #define threadIdx emulated::thread_index
 #define blockIdx emulated::block_index
 #define gridDim emulated::grid_size
@@ -180,6 +191,28 @@ struct OneMore {
 using namespace narrowgauge;
 using namespace narrowgauge::manual_float;
 
+// Exact products of small integers. Preparing sets the lowest bit of an operand; what is prepared twice,
+// or used without, is a fault.
+struct Marked : mac::Plain {
+  static float prepare_activation(float value, unsigned int) { return moved(value, 0u, 1u); }
+  static float prepare_weight(float value, unsigned int) { return moved(value, 0u, 1u); }
+  template <typename F>
+  static A<F> activation(F word) {
+    return {moved(word, 1u, 0u)};
+  }
+  template <typename F>
+  static B<F> weight(F word) {
+    return {moved(word, 1u, 0u)};
+  }
+
+ private:
+  static float moved(float value, unsigned int from, unsigned int to) {
+    const unsigned int word = mac::Ops<float>::bits(value);
+    emulated::faults += (word & 1u) != from;
+    return mac::Ops<float>::floats((word & ~1u) | to);
+  }
+};
+
 Convolution convolution_from(const std::int64_t* n) {
   return {n[0],  n[1],  n[2],  n[3],  n[4],  n[5],  n[6],  n[7],  n[8],  n[9],  n[10], n[11],
           n[12], n[13], n[14], n[15], n[16], n[17], n[18], n[19], n[20], n[21], n[22], n[23],
@@ -210,6 +243,44 @@ void run_tiled(const Task& task) {
   }
 }
 
+template <typename Policy, int Unroll>
+void run_any_tile(const Task& task) {
+  switch (task.plan.tile) {
+    case TileKind::k128x128:
+      return run_tiled<Policy, 128, 128, 8, Unroll>(task);
+    case TileKind::k128x64:
+      return run_tiled<Policy, 128, 64, 8, Unroll>(task);
+    case TileKind::k128x32:
+      return run_tiled<Policy, 128, 32, 4, Unroll>(task);
+    case TileKind::k64x64:
+      return run_tiled<Policy, 64, 64, 4, Unroll>(task);
+    case TileKind::kHeavy128x64:
+      return run_tiled<Policy, 128, 64, 4, Unroll>(task);
+    case TileKind::kHeavy64x32:
+      return run_tiled<Policy, 64, 32, 4, Unroll>(task);
+    case TileKind::kDirect:
+      return run_grid(3, 64, [&task] { multiply_direct<Policy, 64>(task); });
+  }
+}
+
+// By the numbers of POLICIES in test_manual_float_emulation.py.
+void run_policy(int policy, const Task& task) {
+  switch (policy) {
+    case 0:
+      return run_any_tile<mac::Truncated, kStep>(task);
+    case 1:
+      return run_any_tile<mac::AxfpmFixed, 1>(task);
+    case 2:
+      return run_any_tile<mac::Custom<OneMore>, 1>(task);
+    case 3:
+      return run_any_tile<mac::Mitchell, 1>(task);
+    case 4:
+      return run_any_tile<mac::Axbf16, 1>(task);
+    default:
+      return run_any_tile<Marked, kStep>(task);
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -228,8 +299,7 @@ void manual_plan(const std::int64_t* numbers, double slots, int family, int mult
   plan[6] = made.blocks;
 }
 
-// How many faults there were. `x_count`: floats from x on that may be read. Only tiles that differ in
-// shape and policies that differ in kind are: a tile's own (0), Ax-FPM (1), a functor (2).
+// How many faults there were. `x_count`: floats from x on that may be read.
 int manual_emulate(const std::int64_t* numbers, const std::int64_t* plan, int policy, const float* x,
                    std::int64_t x_count, const float* weight, std::int64_t weight_count,
                    const float* bias, float* out, float* partial, unsigned int kept, int prepares) {
@@ -239,39 +309,7 @@ int manual_emulate(const std::int64_t* numbers, const std::int64_t* plan, int po
       {reinterpret_cast<const char*>(x), reinterpret_cast<const char*>(x + x_count)},
       {reinterpret_cast<const char*>(weight), reinterpret_cast<const char*>(weight + weight_count)}};
   emulated::faults = 0;
-  if (policy == 2) {
-    run_tiled<mac::Custom<OneMore>, 64, 32, 4, 1>(task);
-    return emulated::faults;
-  }
-  switch (task.plan.tile) {
-    case TileKind::k128x128:
-      run_tiled<mac::Truncated, 128, 128, 8, kStep>(task);
-      break;
-    case TileKind::k128x64:
-      run_tiled<mac::Truncated, 128, 64, 8, kStep>(task);
-      break;
-    case TileKind::k128x32:
-      run_tiled<mac::Truncated, 128, 32, 4, kStep>(task);
-      break;
-    case TileKind::k64x64:
-      run_tiled<mac::Truncated, 64, 64, 4, kStep>(task);
-      break;
-    case TileKind::kHeavy128x64:
-      run_tiled<mac::AxfpmFixed, 128, 64, 4, 1>(task);
-      break;
-    case TileKind::kHeavy64x32:
-      run_tiled<mac::AxfpmFixed, 64, 32, 4, 1>(task);
-      break;
-    case TileKind::kDirect:
-      run_grid(3, 64, [&task, policy] {
-        if (policy == 1) {
-          multiply_direct<mac::AxfpmFixed, 64>(task);
-        } else {
-          multiply_direct<mac::Truncated, 64>(task);
-        }
-      });
-      break;
-  }
+  run_policy(policy, task);
   return emulated::faults;
 }
 

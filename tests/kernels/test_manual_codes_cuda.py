@@ -146,6 +146,17 @@ def test_a_large_product_by_table(isa):
     assert torch.equal(given.flatten(1), wanted.int())
 
 
+def test_tables_on_tiles_of_896_pixels():
+    """Which an H200 takes for this layer; against a lookup per product, and images that leave one
+    of its tiles partly empty."""
+    table = moved(random_table(-32000, 32767))
+    for batch in (32, 33):
+        shape = Shape(batch, 256, 14, 14, 1024)
+        x, weight = (moved(each) for each in operands(shape, True, True))
+        wanted = conv(shape, x, weight, "direct", table=table)
+        assert torch.equal(conv(shape, x, weight, "table", table=table), wanted)
+
+
 @pytest.mark.parametrize("table", [False, True])
 def test_layouts(table):
     """channels_last stays so; what is neither, or begins anywhere, gives the same numbers."""
@@ -163,6 +174,46 @@ def test_layouts(table):
     spread = torch.stack([x, x], dim=4)[..., 0]
     turned = weight.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
     assert torch.equal(conv(shape, spread, turned, **chosen), wanted)
+
+
+def tiled_isa():
+    return "tensor" if torch.cuda.get_device_capability() >= (8, 0) else "dot"
+
+
+@pytest.mark.parametrize("batch", [0, 1, 3])
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (7, 7), (5, 10), (14, 14), (56, 56)])
+@pytest.mark.parametrize("channels", [1, 3, 5, 64, 65])
+def test_planes_of_codes_are_turned(channels, height, width, batch):
+    """The identity gives x back, to the code, as it does of permute().contiguous(), which lies as
+    tiles read it; from an address that is no multiple of 4, too."""
+    shape = Shape(batch, channels, height, width, channels)
+    x = moved(codes((batch, channels, height, width), True, 6))
+    identity = torch.eye(channels, dtype=torch.int8, device="cuda")[:, :, None, None]
+    rows = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    odd = torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view(x.shape)
+    odd.copy_(x)
+    for each in (x, rows, odd):
+        assert torch.equal(conv(shape, each, identity, tiled_isa()), x.int())
+
+
+def test_planes_of_very_many_images_are_turned():
+    """More than a grid has along y and z."""
+    shape = Shape(70001, 8, 1, 2, 8)
+    x = moved(codes((70001, 8, 1, 2), True, 7))
+    identity = torch.eye(8, dtype=torch.int8, device="cuda")[:, :, None, None]
+    assert torch.equal(conv(shape, x, identity, tiled_isa()), x.int())
+
+
+@pytest.mark.parametrize("kernel", [(1, 2), (3, 3), (5, 5)])
+@pytest.mark.parametrize("channels", [1, 3, 5, 64, 65, 300])
+def test_weights_of_several_taps_are_turned(channels, kernel):
+    """The same numbers as of weights in another order of memory, which torch turns."""
+    shape = Shape(2, channels, 9, 8, 21, kernel, padding=(1, 1))
+    x, weight = (moved(each) for each in operands(shape, True, True))
+    other = weight.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+    given = conv(shape, x, weight, tiled_isa(), terms=TERMS["masked"])
+    assert torch.equal(given, conv(shape, x, other, tiled_isa(), terms=TERMS["masked"]))
+    assert torch.equal(given, conv(shape, x, weight, "direct", terms=TERMS["masked"]))
 
 
 @pytest.mark.parametrize("isa", ["auto", "tensor", "table", "direct"])

@@ -15,6 +15,7 @@ from manual_codes_device_cases import (
     SHAPES,
     TERMS,
     Shape,
+    codes,
     expected,
     operands,
     random_table,
@@ -143,7 +144,7 @@ def test_signed_and_unsigned_codes(device, signs):
         check(device, shape, TENSOR, signs, tile=1, terms=TERMS[name], x_zero=zero)
         check(device, shape, DOT, signs, terms=TERMS[name], x_zero=zero)
         check(device, shape, DIRECT, signs, terms=TERMS[name], x_zero=zero)
-    check(device, shape, TABLE, signs, table=random_table(-30000, 31000), x_zero=zero, tile=2)
+    check(device, shape, TABLE, signs, table=random_table(-30000, 31000), x_zero=zero, tile=3)
 
 
 @pytest.mark.parametrize("name", TERMS)
@@ -167,14 +168,14 @@ def test_dp4a_on_every_shape(device, name):
 
 
 @pytest.mark.parametrize("name", EVERY_SHAPE)
-@pytest.mark.parametrize("tile", [0, 2])
+@pytest.mark.parametrize("tile", [0, 1, 3])
 def test_tables_on_every_shape(device, name, tile):
     """16-bit entries; a product of padding is not zero, nor is one of padded channels there."""
     table = random_table(-32768, 32767)
     check(device, SHAPES[name], TABLE, table=table, tile=tile, x_zero=-77, rows=tile == 0)
 
 
-@pytest.mark.parametrize("tile", [0, 1, 2])
+@pytest.mark.parametrize("tile", [0, 1, 2, 3])
 @pytest.mark.parametrize(
     ("least", "most"),
     [(0, 65535), (-1, 65534), (5, 65540), (-70000, -5000), (-70000, 69071), (7, 7)],
@@ -187,14 +188,15 @@ def test_tables_of_every_range(device, tile, least, most):
 
 def test_tables_in_ranges_of_depth(device):
     """The least product counts once per output, whichever block adds it."""
-    check(device, Shape(5, 100, 2, 2, 7), TABLE, table=random_table(-3, 60000), tile=2, splits=2)
+    check(device, Shape(5, 100, 2, 2, 7), TABLE, table=random_table(-3, 60000), tile=3, splits=2)
 
 
 @pytest.mark.slow
 def test_tables_in_ranges_of_depth_and_more_than_one_tile(device):
     """And of remainders of all."""
     table = random_table(-3, 60000)
-    check(device, Shape(150, 100, 2, 2, 70), TABLE, table=table, tile=2, splits=2)
+    check(device, Shape(150, 100, 2, 2, 70), TABLE, table=table, tile=3, splits=2)
+    check(device, Shape(230, 70, 2, 2, 33), TABLE, table=table, tile=1, splits=2)
     check(device, Shape(260, 70, 2, 2, 33), TABLE, table=table, tile=0, splits=2)
 
 
@@ -209,6 +211,40 @@ def test_lookups_on_every_shape(device, name):
     for given in (x, last):
         found = run(device, shape, given, weight, DIRECT, table=table, x_zero=-3)
         numpy.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("pixels", [1, 2, 16, 17, 49, 50, 64, 196, 3136])
+@pytest.mark.parametrize("channels", [1, 3, 4, 5, 64, 65, 257])
+def test_planes_become_rows_of_padded_channels(device, channels, pixels):
+    """As transposed and padded by numpy; from any address, and to no byte behind the result."""
+    for images, first in ((1, 0), (3, 1), (2, 0)) if pixels < 3136 else ((2, 0), (1, 1)):
+        x = codes((images, channels, pixels), False, 5)
+        room = aligned(numpy.zeros(x.size + 16, numpy.uint8))
+        room[first : first + x.size] = x.reshape(-1)
+        rows = numpy.pad(x.transpose(0, 2, 1), ((0, 0), (0, 0), (0, -channels % 4)))
+        result = aligned(numpy.full(rows.size + 16, 0x5A, numpy.uint8))
+        device.transpose(
+            numbers(images, channels, pixels),
+            room[first:].ctypes.data_as(ctypes.c_void_p),
+            result.ctypes.data_as(ctypes.c_void_p),
+        )
+        numpy.testing.assert_array_equal(result[: rows.size], rows.reshape(-1))
+        assert (result[rows.size :] == 0x5A).all()
+
+
+def test_planes_that_are_rows_or_too_many_are_left_to_torch(device):
+    def takes(*planes):
+        return bool(device.takes_planes(numbers(*planes)))
+
+    assert takes(32, 3, 224 * 224)
+    assert takes(2**20, 64, 49)
+    assert not takes(0, 3, 49)
+    assert not takes(32, 0, 49)
+    assert not takes(32, 64, 0)
+    assert not takes(32, 64, 1)
+    assert not takes(1, 2**21, 49)
+    assert not takes(1, 1, 2**30)
+    assert not takes(2**26, 1, 2**8)
 
 
 # --- the planner ---
@@ -230,12 +266,19 @@ def test_large_products_take_large_tiles(device):
     assert plan(device, big, table=True) == {"path": TABLE, **wanted}
 
 
+def test_tables_take_the_tile_that_leaves_least_empty(device):
+    """32 images of 14 x 14 are 7 tiles of 896 pixels."""
+    for side, tile in ((14, 1), (56, 0)):
+        layer = Shape(32, 256, side, side, 1024)
+        assert plan(device, layer, table=True)["tile"] == tile
+
+
 def test_old_devices_take_what_they_have(device):
     """7.5: no int8 product of 16 x 8 x 32, and 64 KB of shared memory; 48 KB need no permission."""
     big = Shape(4096, 4096, 1, 1, 4096)
     assert plan(device, big, (75, 40, 65536))["path"] == DOT
-    assert plan(device, big, (75, 40, 65536), table=True)["tile"] == 1
-    assert plan(device, big, (70, 80, 49152), table=True)["tile"] == 2
+    assert plan(device, big, (75, 40, 65536), table=True)["tile"] == 2
+    assert plan(device, big, (70, 80, 49152), table=True)["tile"] == 3
     assert plan(device, big, (86, 84, 101376), table=True)["tile"] == 0
     assert plan(device, big, (86, 84, 101376))["tile"] == 0
     assert plan(device, big, (80, 108, 49152))["tile"] == 1

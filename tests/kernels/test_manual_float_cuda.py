@@ -79,9 +79,12 @@ def test_views_are_read_by_their_strides(case, mac):
 @pytest.mark.parametrize("depth", [1, 8, 9])
 def test_products_are_the_references_to_the_bit(mac, depth):
     """All pairs of special operands, and of any 32 bits, as sums of one term: by the kernel of one
-    output per thread (depth 1) and by tiles, whose other terms are 0 times 0."""
+    output per thread (depth 1) and by tiles, whose other terms are 0 times 0. With NaN, and without
+    any, where tiles do not look for one."""
     words = np.random.default_rng(0).integers(0, 2**32, (2, 500), np.uint32).view(np.float32)
-    for a, b in ((SPECIALS, SPECIALS), (words[0], words[1])):
+    pairs = [(SPECIALS, SPECIALS), (words[0], words[1])]
+    pairs += [(a[~np.isnan(a)], b[~np.isnan(b)]) for a, b in pairs]
+    for a, b in pairs:
         x, weight = torch.zeros(len(a), depth), torch.zeros(len(b), depth)
         x[:, depth // 2] = torch.from_numpy(a.copy())
         weight[:, depth // 2] = torch.from_numpy(b.copy())
@@ -90,6 +93,27 @@ def test_products_are_the_references_to_the_bit(mac, depth):
         assert same_bits(got.abs(), wanted.abs())
         nonzero = (wanted != 0) & ~torch.isnan(wanted)
         assert same_bits(got[nonzero], wanted[nonzero])
+
+
+@pytest.mark.parametrize("mac", MACS, ids=str)
+@pytest.mark.parametrize("rows", [64, 20000])
+def test_a_nan_is_seen_by_its_row_and_column_only(mac, rows):
+    """In some chunks of the depth and not in others, of x, of weight and of both; by small tiles
+    and by large ones. An infinity beside them stays one."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn((rows, 200), generator=generator)
+    weight = torch.randn((130, 200), generator=generator)
+    x[5, 3], x[30, 100], x[31, 101] = float("nan"), float("nan"), float("inf")
+    weight[7, 60], weight[129, 103], weight[9, 150] = float("nan"), float("nan"), float("inf")
+    got = linear(x.cuda(), weight.cuda(), None, mac)[:64].cpu().double()
+    x = x[:64]
+    wanted = linear_ref(x, weight, None, mac)
+    assert torch.equal(torch.isnan(got), torch.isnan(wanted))
+    infinite = torch.isinf(wanted)
+    assert torch.equal(got[infinite], wanted[infinite])
+    finite = torch.isfinite(wanted)
+    bound = 202 * 2.0**-23 * linear_ref(x.abs(), weight.abs(), None, mac) + 2.0**-140
+    assert bool(((got - wanted).abs() <= bound)[finite].all())
 
 
 @pytest.mark.parametrize("mac", MACS, ids=str)

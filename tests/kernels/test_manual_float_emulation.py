@@ -9,6 +9,7 @@ from typing import Tuple
 
 import numpy as np
 import pytest
+from manual_cases import SPECIALS
 
 from narrowgauge_kernels import toolchain
 from narrowgauge_kernels.mac import Mac, reference
@@ -26,6 +27,16 @@ TILES = {
     HEAVY64x32: (64, 32),
 }
 STEP = 8
+#: As run_policy has them; any other is of the first.
+POLICIES = {"truncated": 0, "axfpm_fixed": 1, "custom": 2, "mitchell": 3, "axbf16": 4, "marked": 5}
+#: That look for NaN, on tiles that they have.
+ASKING = (
+    ("mitchell", T128x64),
+    ("mitchell", HEAVY64x32),
+    ("axfpm_fixed", HEAVY128x64),
+    ("axfpm_fixed", HEAVY64x32),
+    ("axbf16", HEAVY64x32),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,8 +168,8 @@ def tiled(plan, shape, tile, splits=1):
     )
 
 
-def emulate(emulator, shape, x, weight, bias, plan, mac):
-    """What the kernels write, from memory that begins as NaN."""
+def emulate(emulator, shape, x, weight, bias, plan, mac, policy=None):
+    """What the kernels write, from memory that begins as NaN; `policy` where it is not `mac`'s."""
     kept = 0xFFFFFFFF << (23 - mac.bits) & 0xFFFFFFFF if mac.bits else 0xFFFFFFFF
     high, wide = shape.out_size()
     filters = shape.groups * shape.filters
@@ -169,7 +180,7 @@ def emulate(emulator, shape, x, weight, bias, plan, mac):
     faults = emulator.manual_emulate(
         pointer(numbers_of(shape, x, weight)),
         pointer(plan.numbers()),
-        {"axfpm_fixed": 1, "custom": 2}.get(mac.name, 0),
+        POLICIES.get(policy or mac.name, 0),
         pointer(x),
         ctypes.c_int64(x.size),
         pointer(weight),
@@ -266,6 +277,56 @@ def test_operands_are_prepared_once_and_all_of_them(emulator, name, tile):
     plan = tiled(planned(emulator, numbers_of(shape, x, weight)), shape, tile)
     result = emulate(emulator, shape, x, weight, bias, plan, mac)
     np.testing.assert_array_equal(result, expected(shape, x, weight, bias, mac))
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("name", ["point, quads", "deep", "linear"])
+def test_no_chunk_is_used_before_it_is_prepared(emulator, name, tile):
+    """A policy that marks what it prepares: an operand used unmarked, or marked twice, is a fault.
+    Of more chunks than stages, and of one chunk a split."""
+    shape = SHAPES[name]
+    x, weight, bias = operands(shape, small_integers(9))
+    mac = Mac("truncated", bits=23)
+    chunks = -(-shape.channels * shape.kernel[0] * shape.kernel[1] // STEP)
+    for splits in (1, 2, chunks):
+        plan = tiled(planned(emulator, numbers_of(shape, x, weight)), shape, tile, splits)
+        result = emulate(emulator, shape, x, weight, bias, plan, mac, "marked")
+        np.testing.assert_array_equal(result, expected(shape, x, weight, bias, mac))
+
+
+@pytest.mark.parametrize(("name", "tile"), ASKING)
+def test_chunks_with_and_without_nan_are_the_references(emulator, name, tile):
+    """NaN, infinity and subnormals in a few chunks of x, of weight and of both: to the bit, so that
+    the NaN of one row or filter is nowhere else, and that of its own is there."""
+    shape = Shape(2, 80, 70, (8, 9))
+    x, weight, bias = operands(shape, small_integers(10))
+    weight[weight == 0] = 3.0
+    x[0, 5, 3, 3], x[1, 33, 7, 8], x[1, 34, 0, 0] = np.nan, np.nan, np.inf
+    x[0, 70, 1, 1], x[0, 71, 2, 1], x[0, 72, 2, 2] = np.inf, -np.inf, 1e-40
+    weight[7, 17], weight[69, 36], weight[9, 50], weight[8, 72] = np.nan, np.nan, np.inf, 1e-40
+    plan = tiled(planned(emulator, numbers_of(shape, x, weight)), shape, tile)
+    result = emulate(emulator, shape, x, weight, bias, plan, Mac(name))
+    with np.errstate(invalid="ignore"):
+        wanted = expected(shape, x, weight, bias, Mac(name))
+    nan = np.isnan(wanted)
+    assert nan[:, [7, 69]].all()
+    assert 0 < nan.sum() < nan.size / 3
+    np.testing.assert_array_equal(result, wanted)
+
+
+@pytest.mark.parametrize(("name", "tile"), ASKING)
+@pytest.mark.parametrize("special", [SPECIALS, SPECIALS[~np.isnan(SPECIALS)]], ids=["nan", "none"])
+def test_products_of_specials_are_the_references_to_the_bit(emulator, special, name, tile):
+    """All pairs, as sums of one term beside 0 times 0, whose sign is the sum's; with the test for
+    NaN, and without one."""
+    shape = Shape(1, STEP, len(special), (1, len(special)), last=True)
+    x, weight, bias = operands(shape, lambda size: np.zeros(size, np.float32))
+    x[0, 3, 0, :], weight[:, 3, 0, 0] = special, special
+    plan = tiled(planned(emulator, numbers_of(shape, x, weight)), shape, tile)
+    result = emulate(emulator, shape, x, weight, bias, plan, Mac(name))[0, :, 0]
+    wanted = reference(Mac(name), special[None, :], special[:, None])
+    np.testing.assert_array_equal(result, wanted)
+    assert np.isnan(wanted).any()  # of infinity times zero, without one among the operands
 
 
 @pytest.mark.parametrize("name", ["deep", "linear", "3x3", "strided"])

@@ -122,6 +122,22 @@ MAC_INLINE F power_of(F word) {
   return Ops<F>::floats((bits & 0x7fffffffu) > 0x7f800000u ? bits : bits & 0xff800000u);
 }
 
+// What the words of a product may be, for the policies that take them apart: a power that need not
+// look for NaN is one instruction, not three. Neither makes a difference to any other word.
+struct MaybeNan {
+  template <typename F>
+  static MAC_INLINE F power(F word) {
+    return power_of(word);
+  }
+};
+
+struct NeverNan {
+  template <typename F>
+  static MAC_INLINE F power(F word) {
+    return Ops<F>::floats(Ops<F>::bits(word) & 0xff800000u);
+  }
+};
+
 // An integer below 2^23 as a float, without the slow conversion.
 template <typename F>
 MAC_INLINE F small_integer(typename Ops<F>::U value) {
@@ -136,7 +152,7 @@ struct Doubled {
   typename Ops<F>::U lift;
 };
 
-template <typename F>
+template <typename Words, typename F>
 MAC_INLINE Doubled<F> doubled_power(F word) {
   using U = typename Ops<F>::U;
   const U zero = Ops<F>::bits(word) & 0u;
@@ -145,7 +161,7 @@ MAC_INLINE Doubled<F> doubled_power(F word) {
   // 1 to 253 without a second comparison: 0 wraps around.
   const U raise = (exponent - 0x00800000u) < 0x7e800000u ? one : zero;
   const U lift = exponent == 0x7f000000u ? zero + 0x3f800000u : zero + 0x3f000000u;
-  return {Ops<F>::floats(Ops<F>::bits(power_of(word)) + raise), lift};
+  return {Ops<F>::floats(Ops<F>::bits(Words::power(word)) + raise), lift};
 }
 
 // a and b as they are: the base of the policies that keep nothing else of an operand.
@@ -208,7 +224,7 @@ MAC_INLINE unsigned int kept_mask(int bits) { return 0xffffffffu << (23 - bits);
 //   S = (a & 0x111111) * b + 16 * ((a & 0xeeeeee) * ((b >> 3) & 0x111111)),   2^47 <= S < 2^49,
 // kept to 24 bits toward zero. Where S >= 2^48, the original does not raise the exponent, so the
 // product is half of what it should be (Fixed = false); Fixed raises it.
-template <bool Fixed>
+template <bool Fixed, typename Words = MaybeNan>
 struct Axfpm {
   template <typename F>
   struct A {
@@ -236,12 +252,12 @@ struct Axfpm {
   template <typename F>
   static MAC_INLINE A<F> activation(F word) {
     const typename Ops<F>::U bits = Ops<F>::bits(word);
-    return {bits & 0x111111u, ((bits & 0x6eeeeeu) | 0x800000u) << 4, power_of(word)};
+    return {bits & 0x111111u, ((bits & 0x6eeeeeu) | 0x800000u) << 4, Words::power(word)};
   }
   template <typename F>
   static MAC_INLINE B<F> weight(F word) {
     const typename Ops<F>::U bits = Ops<F>::bits(word);
-    const Doubled<F> doubled = doubled_power(word);
+    const Doubled<F> doubled = doubled_power<Words>(word);
     return {(bits << 8) | 0x80000000u, ((bits << 5) & 0x01111100u) | 0x10000000u, doubled.lift,
             doubled.power};
   }
@@ -281,7 +297,8 @@ using AxfpmFixed = Axfpm<true>;
 
 // The same with one 8 x 8 block on the top 8 bits of each significand, kept to 8 bits; exponents as in
 // AxfpmFaithful. Its S is below 2^17, so that float arithmetic forms it without rounding.
-struct Axbf16 {
+template <typename Words>
+struct Axbf16Of {
   template <typename F>
   struct A {
     F low;   // a & 0x11
@@ -305,12 +322,13 @@ struct Axbf16 {
   template <typename F>
   static MAC_INLINE A<F> activation(F word) {
     const typename Ops<F>::U top = (Ops<F>::bits(word) >> 16 & 0x7fu) | 0x80u;
-    return {small_integer<F>(top & 0x11u), small_integer<F>((top & 0xeeu) << 4), power_of(word)};
+    return {small_integer<F>(top & 0x11u), small_integer<F>((top & 0xeeu) << 4),
+            Words::power(word)};
   }
   template <typename F>
   static MAC_INLINE B<F> weight(F word) {
     const typename Ops<F>::U top = (Ops<F>::bits(word) >> 16 & 0x7fu) | 0x80u;
-    const Doubled<F> doubled = doubled_power(word);
+    const Doubled<F> doubled = doubled_power<Words>(word);
     return {small_integer<F>(top), small_integer<F>((top >> 3) & 0x11u),
             doubled.lift + 0x00800000u, doubled.power};
   }
@@ -334,9 +352,12 @@ struct Axbf16 {
   }
 };
 
+using Axbf16 = Axbf16Of<MaybeNan>;
+
 // Mitchell's logarithmic multiplier on the significands: with fractions x and y, 1 + x + y where that
 // is below 2, else 2 (x + y). The addition of the fractions carries into the exponent by itself.
-struct Mitchell {
+template <typename Words>
+struct MitchellOf {
   template <typename F>
   struct A {
     typename Ops<F>::U fraction;
@@ -356,11 +377,11 @@ struct Mitchell {
   }
   template <typename F>
   static MAC_INLINE A<F> activation(F word) {
-    return {Ops<F>::bits(word) & 0x7fffffu, power_of(word)};
+    return {Ops<F>::bits(word) & 0x7fffffu, Words::power(word)};
   }
   template <typename F>
   static MAC_INLINE B<F> weight(F word) {
-    return {(Ops<F>::bits(word) & 0x7fffffu) | 0x3f800000u, power_of(word)};
+    return {(Ops<F>::bits(word) & 0x7fffffu) | 0x3f800000u, Words::power(word)};
   }
   template <typename F>
   static MAC_INLINE B<F> spread(const B<float>& b) {
@@ -378,6 +399,33 @@ struct Mitchell {
   static MAC_INLINE F multiply(const A<F>& a, const B<F>& b) {
     return Ops<F>::multiply(significand(a, b), Ops<F>::flushed(a.power, b.power));
   }
+};
+
+using Mitchell = MitchellOf<MaybeNan>;
+
+// The policy of the same products where no prepared word is NaN; most are their own.
+template <typename Policy>
+struct WithoutNan {
+  static constexpr bool differs = false;
+  using Type = Policy;
+};
+
+template <bool Fixed>
+struct WithoutNan<Axfpm<Fixed>> {
+  static constexpr bool differs = true;
+  using Type = Axfpm<Fixed, NeverNan>;
+};
+
+template <>
+struct WithoutNan<Axbf16> {
+  static constexpr bool differs = true;
+  using Type = Axbf16Of<NeverNan>;
+};
+
+template <>
+struct WithoutNan<Mitchell> {
+  static constexpr bool differs = true;
+  using Type = MitchellOf<NeverNan>;
 };
 
 // A user's `struct Multiply { MAC_INLINE float operator()(float a, float b) const; };` as a policy: the

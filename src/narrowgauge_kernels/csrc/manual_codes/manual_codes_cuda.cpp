@@ -25,11 +25,25 @@ bool is_aligned(const at::Tensor& tensor) {
   return reinterpret_cast<std::uintptr_t>(tensor.data_ptr()) % 16 == 0;
 }
 
-// [images, height, width, groups, padded channels]: x itself where it is that already.
-at::Tensor lowered_x(const Problem& problem) {
+// Of contiguous planes that the kernel takes: [images, pixels, padded channels].
+at::Tensor transposed(const at::Tensor& codes, const Planes& planes, cudaStream_t stream) {
+  const at::Tensor rows =
+      at::empty({planes.images, planes.pixels, planes.padded()}, codes.options());
+  check_launch(launch_transpose(planes, codes.data_ptr(), rows.data_ptr(), stream));
+  return rows;
+}
+
+// [images, height, width, groups, padded channels]: x itself where it is that already. What is
+// neither that nor planes, torch copies element by element.
+at::Tensor lowered_x(const Problem& problem, cudaStream_t stream) {
   const Geometry& geometry = problem.geometry;
   const std::int64_t channels = geometry.group_channels();
   const std::int64_t padded = padded_channels(geometry);
+  const Planes planes{geometry.batch, geometry.channels, geometry.height * geometry.width};
+  const bool pads_each_group = geometry.groups > 1 && channels != padded;
+  if (problem.x.is_contiguous() && !pads_each_group && transposes(planes)) {
+    return transposed(problem.x, planes, stream);
+  }
   if (channels == padded) {
     const at::Tensor rows = problem.x.permute({0, 2, 3, 1}).contiguous();
     return is_aligned(rows) ? rows : rows.clone();
@@ -46,15 +60,19 @@ at::Tensor lowered_x(const Problem& problem) {
 }
 
 // As manual_codes/cuda/manual_codes.h says of the path.
-at::Tensor lowered_weight(const Problem& problem, Path path) {
+at::Tensor lowered_weight(const Problem& problem, Path path, cudaStream_t stream) {
   const Geometry& geometry = problem.geometry;
   const std::int64_t channels = geometry.group_channels();
   const std::int64_t outputs = geometry.group_outputs();
   const std::int64_t height = geometry.kernel_height;
   const std::int64_t width = geometry.kernel_width;
+  const bool by_table = path == Path::kTable;
+  const Planes planes{geometry.out_channels, channels, height * width};
+  if (!by_table && problem.weight.is_contiguous() && transposes(planes)) {
+    return transposed(problem.weight, planes, stream);
+  }
   const at::Tensor grouped =
       problem.weight.reshape({geometry.groups, outputs, channels, height, width});
-  const bool by_table = path == Path::kTable;
   const at::Tensor ordered =
       by_table ? grouped.permute({0, 3, 4, 2, 1}) : grouped.permute({0, 1, 3, 4, 2});
   const std::int64_t padded = padded_channels(geometry);
@@ -153,8 +171,8 @@ at::Tensor run(const Problem& problem, const std::string& isa) {
     run_direct(problem, sweeps, words, machine, stream);
     return problem.out;
   }
-  const at::Tensor x = lowered_x(problem);
-  const at::Tensor weight = lowered_weight(problem, plan.path);
+  const at::Tensor x = lowered_x(problem, stream);
+  const at::Tensor weight = lowered_weight(problem, plan.path, stream);
   const Operands operands = operands_of(problem, x, weight);
   check_launch(by_table
                    ? launch_table(geometry, operands, words, problem.largest, plan, stream)

@@ -41,6 +41,11 @@ cudaError_t launch_prepare(const int* table, bool a_signed, bool b_signed, unsig
 cudaError_t launch_tabulate(const std::vector<FoldedSweep>& sweeps, bool a_signed, bool b_signed,
                             unsigned int* prepared, cudaStream_t stream);
 
+// With zeros behind the last channel. `to` begins at a multiple of 4, `from` anywhere; planes are
+// those that `transposes` says can be.
+cudaError_t launch_transpose(const Planes& planes, const void* from, void* to,
+                             cudaStream_t stream);
+
 cudaError_t launch_structured(const Geometry& geometry, const Operands& operands,
                               const std::vector<FoldedSweep>& sweeps, const Plan& plan,
                               cudaStream_t stream);

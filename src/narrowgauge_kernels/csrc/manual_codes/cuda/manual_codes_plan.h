@@ -65,6 +65,24 @@ inline std::int64_t padded_channels(const Geometry& geometry) {
   return divided_up(geometry.group_channels(), kChannelUnit) * kChannelUnit;
 }
 
+// Codes [images, channels, pixels], to be transposed to [images, pixels, padded channels].
+struct Planes {
+  std::int64_t images;
+  std::int64_t channels;
+  std::int64_t pixels;
+
+  std::int64_t padded() const { return divided_up(channels, kChannelUnit) * kChannelUnit; }
+};
+
+// Whether the kernel that transposes planes takes these: there is something to do, within its 32-bit
+// coordinates and the grid's limits.
+inline bool transposes(const Planes& planes) {
+  constexpr std::int64_t kMost = std::int64_t(1) << 30;
+  return planes.images > 0 && planes.channels > 0 && planes.channels < (std::int64_t(1) << 21) &&
+         planes.pixels > 1 && planes.pixels < kMost &&
+         planes.images < kMost / divided_up(planes.pixels, 16);
+}
+
 // Whether coordinates and depth fit the 32 bits that tiled paths have for them, with room for sums.
 inline bool lowers(const Geometry& geometry) {
   constexpr std::int64_t kMost = std::int64_t(1) << 28;
@@ -83,6 +101,7 @@ inline const std::vector<TileCost>& tiles_of(Path path) {
   static const std::vector<TileCost> tensor = {{256, 128, 1, 98304, 210}, {128, 64, 2, 49152, 120}};
   static const std::vector<TileCost> dot = {{64, 64, 4, 4608, 1100}};
   static const std::vector<TileCost> table = {{1024, 32, 1, 98304, 17400},
+                                              {896, 32, 1, 94208, 15730},
                                               {1024, 32, 1, 65536, 18500},
                                               {512, 32, 1, 49152, 11800}};
   static const std::vector<TileCost> none;

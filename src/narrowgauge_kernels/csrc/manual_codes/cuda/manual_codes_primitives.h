@@ -113,6 +113,14 @@ inline __device__ unsigned int high_halves(unsigned int first, unsigned int seco
   return __byte_perm(first, second, 0x7632);
 }
 
+// The bytes of two words in turns, the first word's below: of the low halves, and of the high ones.
+inline __device__ unsigned int interleave_low(unsigned int first, unsigned int second) {
+  return __byte_perm(first, second, 0x5140);
+}
+inline __device__ unsigned int interleave_high(unsigned int first, unsigned int second) {
+  return __byte_perm(first, second, 0x7362);
+}
+
 // The block's dynamic shared memory.
 inline __device__ unsigned char* shared_memory() {
   extern __shared__ __align__(128) unsigned char narrowgauge_codes_shared[];

@@ -40,6 +40,8 @@ cudaError_t launch_entries(const Geometry& geometry, const Operands& operands, c
     case 0:
       return launch_shape<Table96K<kWide>>(task, prepared, grid, stream);
     case 1:
+      return launch_shape<Table92K<kWide>>(task, prepared, grid, stream);
+    case 2:
       return launch_shape<Table64K<kWide>>(task, prepared, grid, stream);
     default:
       return launch_shape<Table48K<kWide>>(task, prepared, grid, stream);

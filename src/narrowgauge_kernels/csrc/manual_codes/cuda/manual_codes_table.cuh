@@ -115,6 +115,8 @@ struct TableShape {
 template <bool kWide>
 using Table96K = TableShape<kWide, 8, 2>;  // 1024 pixels
 template <bool kWide>
+using Table92K = TableShape<kWide, 7, 2>;  // 896 pixels: 7 of them are 32 images of 14 x 14
+template <bool kWide>
 using Table64K = TableShape<kWide, 8, 1>;  // all that 7.5 has
 template <bool kWide>
 using Table48K = TableShape<kWide, 4, 1>;  // 512 pixels; needs no permission
@@ -338,6 +340,8 @@ __global__ void __launch_bounds__(kTableThreads, 1)
 template __global__ void prepare_table<kPrepareThreads>(const int*, int, int, unsigned int*);
 template __global__ void table_products<Table96K<false>>(Lowered, const unsigned int*);
 template __global__ void table_products<Table96K<true>>(Lowered, const unsigned int*);
+template __global__ void table_products<Table92K<false>>(Lowered, const unsigned int*);
+template __global__ void table_products<Table92K<true>>(Lowered, const unsigned int*);
 template __global__ void table_products<Table64K<false>>(Lowered, const unsigned int*);
 template __global__ void table_products<Table64K<true>>(Lowered, const unsigned int*);
 template __global__ void table_products<Table48K<false>>(Lowered, const unsigned int*);

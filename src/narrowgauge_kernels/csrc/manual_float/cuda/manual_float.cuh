@@ -1,3 +1,4 @@
+// unverified: manual layers' chunks prepared ahead, without NaN tests | compiled and emulated, no GPU was at hand | pytest -m gpu tests/kernels/test_manual_float_cuda.py
 // Device code of the manual convolution and linear layer on CUDA cores, for any policy of
 // ../manual_mac.h. C++14, no toolkit header: NVRTC 11.8 and nvcc 13 take it.
 //
@@ -6,6 +7,10 @@
 // (cp.async from 8.0 on), and each thread a tile of sums in registers. What a step of the depth means
 // in x and weight (offsets, taps) is a table in shared memory, computed a window ahead, so that the
 // inner loop divides nothing; which taps of a pixel lie outside x is a word of bits per pixel.
+//
+// Operands are prepared where they lie, a chunk ahead of their use, so that nobody waits for them at a
+// barrier. The barrier also says whether a chunk has a NaN, for which some policies test each operand
+// in the inner loop: chunks without one go without the test.
 //
 // A sum starts at +0 and takes its products one by one in the order of the depth, padding included;
 // where the depth is split, partial sums are added in order. The tail of the depth is not padded: a
@@ -73,6 +78,35 @@ inline __device__ void multiply_step(const float (&x)[Rows], const float (&weigh
   }
 }
 
+// A chunk of the depth, of which `left` steps or all are inside it.
+template <typename Policy, int Rows, int Filters, int Own, int Unroll>
+inline __device__ void multiply_chunk(const float (&x)[kStep][Rows],
+                                      const float (&weight)[kStep][Filters], long long left,
+                                      const Place<Filters - kPitch, Own>& place,
+                                      float (&sums)[Own][8]) {
+  if (Unroll > 1 && left >= kStep) {
+#pragma unroll
+    for (int step = 0; step < kStep; ++step) {
+      multiply_step<Policy, Rows, Filters, Own>(x[step], weight[step], place, sums);
+    }
+  } else {
+#pragma unroll 1
+    for (int step = 0; step < kStep && step < left; ++step) {
+      multiply_step<Policy, Rows, Filters, Own>(x[step], weight[step], place, sums);
+    }
+  }
+}
+
+// A barrier; where `Asks`, whether any thread came to it with `own`.
+template <bool Asks>
+inline __device__ bool meet(bool own) {
+  if (Asks) {
+    return __syncthreads_or(own) != 0;
+  }
+  __syncthreads();
+  return false;
+}
+
 // Stores a thread's sums, with the bias unless they are partial.
 template <int Rows, int Filters, int Own>
 inline __device__ void store(const Task& task, const Block& block,
@@ -131,6 +165,10 @@ __global__ void __launch_bounds__(Rows / 8 * (Filters / Own), 512 / (Rows / 8 * 
   const Block block = block_of<Rows, Filters>(task, blockIdx.x);
   const Place<Filters, Own> place(static_cast<int>(threadIdx.x));
   Filler<Policy, Rows, Filters, kCount> filler(task, block, shared);
+  using Numbers = typename mac::WithoutNan<Policy>::Type;
+  constexpr bool kAsks = mac::WithoutNan<Policy>::differs;
+  const bool prepares = Prepares<Policy>::value && task.prepares;
+  bool own_nan = false;  // of the chunk that this thread prepared last
   float sums[Own][8] = {};
   const long long depth = depth_of(task.conv) - block.first_chunk * kStep;
 #pragma unroll 1
@@ -141,28 +179,30 @@ __global__ void __launch_bounds__(Rows / 8 * (Filters / Own), 512 / (Rows / 8 * 
     }
     commit_copies();
     const int chunk = filled - kAhead;
+    if (chunk < (prepares ? -1 : 0)) {
+      continue;
+    }
+    if (prepares) {
+      wait_copies<kAhead - 1>();  // the next chunk's have arrived, too
+    } else {
+      wait_copies<kAhead>();
+    }
+    const bool nan = meet<kAsks>(own_nan);
+    if (prepares && chunk + 1 < block.chunks) {
+      own_nan = filler.prepare(chunk + 1);
+    }
     if (chunk < 0) {
       continue;
     }
-    wait_copies<kAhead>();
-    if (Prepares<Policy>::value && task.prepares) {
-      filler.prepare(chunk);
-    }
-    __syncthreads();
-    const int stage = chunk % kStages;
+    const auto& x = shared.x[chunk % kStages];
+    const auto& weight = shared.weight[chunk % kStages];
     const long long left = depth - static_cast<long long>(chunk) * kStep;
-    if (Unroll > 1 && left >= kStep) {
-#pragma unroll
-      for (int step = 0; step < kStep; ++step) {
-        multiply_step<Policy, Rows + kPitch, Filters + kPitch, Own>(
-            shared.x[stage][step], shared.weight[stage][step], place, sums);
-      }
+    if (kAsks && nan) {
+      multiply_chunk<Policy, Rows + kPitch, Filters + kPitch, Own, Unroll>(x, weight, left, place,
+                                                                           sums);
     } else {
-#pragma unroll 1
-      for (int step = 0; step < kStep && step < left; ++step) {
-        multiply_step<Policy, Rows + kPitch, Filters + kPitch, Own>(
-            shared.x[stage][step], shared.weight[stage][step], place, sums);
-      }
+      multiply_chunk<Numbers, Rows + kPitch, Filters + kPitch, Own, Unroll>(x, weight, left, place,
+                                                                            sums);
     }
   }
   store<Rows, Filters, Own>(task, block, shared, place, sums);

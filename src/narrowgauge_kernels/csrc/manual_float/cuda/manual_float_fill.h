@@ -165,8 +165,7 @@ struct Shared {
   Pixel pixels[Rows];
 };
 
-// Fills shared memory, a chunk at a time; which elements are a thread's own does not change, so that
-// it can prepare them before others see them.
+// Fills shared memory and prepares what lies there, a chunk at a time.
 template <typename Policy, int Rows, int Filters, int Count>
 class Filler {
  public:
@@ -215,50 +214,57 @@ class Filler {
     fill_weight(stage, shared_.weight_steps + at);
   }
 
-  // Prepares the elements of a chunk that this thread copied, and whose copies have arrived.
-  __device__ void prepare(int chunk) {
+  // Prepares a chunk whose copies, any thread's, a barrier has shown; the next one shows the result.
+  // Each thread takes its own elements, four at a time: whether one is NaN, of policies that ask.
+  __device__ bool prepare(int chunk) {
     const int stage = chunk % kStages;
-    switch (task_.plan.loader) {
-      case Loader::kQuads:
+    bool nan = false;
 #pragma unroll
-        for (int i = 0; i < kStep * kQuads / Count; ++i) {
-          float* own = &shared_.x[stage][thread_ / kQuads + i * kQuadSteps][thread_ % kQuads * 4];
-          for (int element = 0; element < 4; ++element) {
-            own[element] = Policy::prepare_activation(own[element], task_.kept);
-          }
-        }
-        break;
-      case Loader::kRows:
-#pragma unroll
-        for (int i = 0; i < kStep * Rows / Count; ++i) {
-          prepare_x(stage, thread_ / Rows + i * (Count / Rows), thread_ % Rows);
-        }
-        break;
-      case Loader::kDepth:
-#pragma unroll
-        for (int i = 0; i < kStep * Rows / Count; ++i) {
-          prepare_x(stage, thread_ % kStep, thread_ / kStep + i * kLines);
-        }
-        break;
+    for (int first = 0; first < kStep * kQuads; first += Count) {
+      const int quad = first + thread_;
+      nan |= prepare_quad<false>(&shared_.x[stage][quad / kQuads][quad % kQuads * 4]);
     }
 #pragma unroll
-    for (int i = 0; i < kStep * Filters / Count; ++i) {
-      float& own = shared_.weight[stage][thread_ % kStep][thread_ / kStep + i * kLines];
-      own = Policy::prepare_weight(own, task_.kept);
+    for (int first = 0; first < kStep * kFilterQuads; first += Count) {
+      const int quad = first + thread_;
+      if (kStep * kFilterQuads % Count == 0 || quad < kStep * kFilterQuads) {
+        nan |= prepare_quad<true>(
+            &shared_.weight[stage][quad / kFilterQuads][quad % kFilterQuads * 4]);
+      }
     }
+    return nan;
   }
 
  private:
-  static_assert(kStages > kAhead + 1, "a stage is filled while its neighbours are used");
+  // Between two barriers, of four chunks in a row one is used, the next prepared, the third under
+  // way, and the fastest thread begins to fill the last.
+  static_assert(kStages > kAhead + 1, "a stage is filled while others are used and prepared");
   static constexpr int kQuads = Rows / 4;
+  static constexpr int kFilterQuads = Filters / 4;
   static constexpr int kQuadSteps = Count / kQuads;
   static constexpr int kLines = Count / kStep;
   static_assert(Count % Rows == 0 && kStep * kQuads % Count == 0, "threads divide a tile evenly");
   static_assert(kStep * Filters % Count == 0, "threads divide a tile evenly");
 
-  __device__ void prepare_x(int stage, int step, int row) {
-    float& own = shared_.x[stage][step][row];
-    own = Policy::prepare_activation(own, task_.kept);
+  template <bool Weight>
+  __device__ float prepared(float value) const {
+    return Weight ? Policy::prepare_weight(value, task_.kept)
+                  : Policy::prepare_activation(value, task_.kept);
+  }
+
+  template <bool Weight>
+  __device__ bool prepare_quad(float* own) const {
+    float4* const quad = reinterpret_cast<float4*>(own);
+    const float4 raw = *quad;
+    const float4 four = {prepared<Weight>(raw.x), prepared<Weight>(raw.y), prepared<Weight>(raw.z),
+                         prepared<Weight>(raw.w)};
+    *quad = four;
+    return mac::WithoutNan<Policy>::differs && (is_nan(four.x) | is_nan(four.y) | is_nan(four.z) |
+                                                is_nan(four.w));
+  }
+
+  static __device__ bool is_nan(float value) {
+    return mac::is_nan_word(mac::Ops<float>::bits(value));
   }
 
   // The half of the table that window is in was last read before the last barrier.
