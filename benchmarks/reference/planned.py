@@ -18,6 +18,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jobs import Job, words
+
 from narrowgauge.placement_toml import plan_toml
 from narrowgauge.planner.report import Report, make_report, print_report
 from narrowgauge.planner.search import ELSEWHERE, Asked
@@ -43,26 +45,21 @@ def solve(costs: Path, elsewhere: str, out: Path) -> Report:
     return report
 
 
-def words(report: Report, out: Path, options: argparse.Namespace) -> list[str]:
-    """The run's command line. The plan is of one network and batch, whose the costs were."""
-    given = [options.python, "-m", "narrowgauge_lab", "run", "hetero-plan"]
-    given += ["--profile", options.profile, "--out", str(out)]
-    parameters = [
+def command(report: Report, out: Path, options: argparse.Namespace) -> list[str]:
+    """The run's command line. The plan is of one network and batch, whose the costs were; what was
+    begun is resumed, since the same costs give the same plan and prediction."""
+    parameters = (
         f"network={report.costs.network}",
         f"batch={report.costs.batch}",
         f"plan={out / PLAN_FILE}",
         f"predicted={report.found.predicted.seconds:.6g}",
         f"elsewhere={report.asked.elsewhere}",
         *options.parameter,
-    ]
-    for parameter in parameters:
-        given += ["-p", parameter]
+    )
+    job = Job(out.name, "hetero-plan", options.profile, parameters)
     host = out.parent / "host.json"
-    if host.is_file():
-        given += ["--host-facts", str(host)]
-    if (out / "job.json").is_file():  # the same costs give the same plan and prediction
-        given.append("--resume")
-    return given
+    _, *rest = words(job, out, None, host if host.is_file() else None)
+    return [options.python, *rest]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -87,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
     print((out / SOLVED_FILE).read_text(encoding="utf-8"), flush=True)
     path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.call(
-        words(report, out, options), cwd=ROOT, env={**os.environ, "PYTHONPATH": path}
+        command(report, out, options), cwd=ROOT, env={**os.environ, "PYTHONPATH": path}
     )
 
 

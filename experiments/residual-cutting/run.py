@@ -4,7 +4,6 @@ and leave its branches out one after another."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any, Sequence
 
@@ -16,9 +15,8 @@ from narrowgauge_lab.anytime.logits_file import About
 from narrowgauge_lab.augment import Augmentation
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.networks.cifar_resnet import CifarResNet, cifar_resnet
-from narrowgauge_lab.optim import SGD
 from narrowgauge_lab.precision import Mode
-from narrowgauge_lab.recipes import recipe_of
+from narrowgauge_lab.recipes import recipe_of, sgd_of
 from narrowgauge_lab.schedule import Cosine
 from narrowgauge_lab.shared_weights import asked_file, load_weights
 from narrowgauge_lab.stochastic_depth import (
@@ -94,11 +92,8 @@ def _trained(ctx: RowContext, net: CifarResNet, splits: Splits) -> bool:
 
 
 def _recipe(parameters: Any) -> training.Recipe:
-    rate = parameters["lr"]
-    optimizer = functools.partial(
-        SGD, rate=rate, momentum=parameters["momentum"], weight_decay=parameters["weight_decay"]
-    )
-    recipe = recipe_of(parameters, optimizer, Cosine(rate, parameters["epochs"]))
+    schedule = Cosine(parameters["lr"], parameters["epochs"])
+    recipe = recipe_of(parameters, sgd_of(parameters), schedule)
     # A row that is stopped between its cuts trains nothing again; it saves its weights itself.
     return dataclasses.replace(
         recipe, test_batch_size=_TEST_BATCH, keep_last=True, save_confusion=False,

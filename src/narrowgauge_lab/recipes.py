@@ -10,7 +10,7 @@ from narrowgauge_lab.optim import SGD, OptimizerMaker
 from narrowgauge_lab.schedule import MultiStep, Schedule, milestones
 from narrowgauge_lab.training import Recipe
 
-__all__ = ["recipe_of", "stepped_sgd"]
+__all__ = ["recipe_of", "sgd_of", "stepped_sgd"]
 
 
 def recipe_of(
@@ -32,17 +32,19 @@ def recipe_of(
     )
 
 
-def stepped_sgd(
-    parameters: Mapping[str, Any], falls: Sequence[float], objective: Optional[Objective] = None
-) -> Recipe:
-    """`recipe_of` SGD by `lr`, `weight_decay` and `momentum` (0.9 where there is none), whose rate
-    falls to a tenth at each of these shares of the epochs."""
-    rate, epochs = parameters["lr"], parameters["epochs"]
-    optimizer = functools.partial(
+def sgd_of(parameters: Mapping[str, Any]) -> OptimizerMaker:
+    """SGD by `lr`, `weight_decay`, and `momentum` (0.9 where there is none)."""
+    return functools.partial(
         SGD,
-        rate=rate,
+        rate=parameters["lr"],
         momentum=parameters.get("momentum", 0.9),
         weight_decay=parameters["weight_decay"],
     )
-    schedule = MultiStep(rate, milestones(epochs, falls))
-    return recipe_of(parameters, optimizer, schedule, objective)
+
+
+def stepped_sgd(
+    parameters: Mapping[str, Any], falls: Sequence[float], objective: Optional[Objective] = None
+) -> Recipe:
+    """`recipe_of` `sgd_of`, whose rate falls to a tenth at each of these shares of the epochs."""
+    schedule = MultiStep(parameters["lr"], milestones(parameters["epochs"], falls))
+    return recipe_of(parameters, sgd_of(parameters), schedule, objective)

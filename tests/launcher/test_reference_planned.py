@@ -30,8 +30,9 @@ _LAB = os.environ.get("NARROWGAUGE_TEST_LAB_PYTHON", str(ROOT / ".test/lab311/bi
 
 @pytest.fixture(scope="module")
 def planned() -> ModuleType:
-    path = ROOT / "benchmarks" / "reference" / "planned.py"
-    spec = importlib.util.spec_from_file_location("reference_planned", path)
+    folder = ROOT / "benchmarks" / "reference"
+    sys.path.insert(0, str(folder))  # as where it is run as a script
+    spec = importlib.util.spec_from_file_location("reference_planned", folder / "planned.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
