@@ -10,8 +10,7 @@ __all__ = ["LAUNCHED_AHEAD", "ahead"]
 
 #: Whether a kernel may be put on the device while the one before it still runs, and wait there: its
 #: blocks are in place when its turn comes. From this compute capability on.
-# unverified: launches ahead of their turn | no GPU here | test_own_gpu_cuda.py -k ahead, then True
-LAUNCHED_AHEAD = False
+LAUNCHED_AHEAD = True
 _SINCE = (9, 0)
 
 
