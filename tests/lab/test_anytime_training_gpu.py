@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List
+from typing import List, Tuple
 
 import pytest
 import torch
@@ -57,28 +57,31 @@ def test_a_captured_step_does_what_the_eager_one_does(combination: Combination, 
     assert sums[0] == pytest.approx(sums[1], rel=tolerance)
 
 
-def _sizes(graphs: str) -> ExitStepper:
-    """Thirty updates at random sizes: of each, three warm up and the rest are replayed."""
+def _sizes(graphs: str) -> Tuple[ExitStepper, torch.Tensor]:
+    """Thirty updates at random sizes: of each, three warm up and the rest are replayed. The weights
+    before them too. At a usual rate such a net is chaotic: of a perturbation of 1e-7 an eighth of a
+    weight has come after thirty updates. At this one noise moves it a hundredth of what they do."""
     torch.manual_seed(0)
     net = cifar_resnet(18, 0.0625).to(CUDA).train()
     feed = make_splits(made_up(), CUDA, validation=20).training
     mode = precision.enter("fp32", CUDA)
     objective = RandomSizes((16, 20, 32), 0, 30)
-    stepper = ExitStepper(net, SGD(net, 0.01), feed, mode, ALONE, 10, graphs, objective)
+    stepper = ExitStepper(net, SGD(net, 1e-5), feed, mode, ALONE, 10, graphs, objective)
+    before = stepper.optimizer.values.clone()
     stepper.begin()
     objective.begin_epoch(0, net)
     for start in range(30):
         stepper((torch.arange(10, device=CUDA) + 7 * start) % len(feed))
-    return stepper
+    return stepper, before
 
 
 def test_each_size_has_a_captured_step_of_its_own() -> None:
     if not torch_compat.graphs_available(CUDA):
         pytest.skip("this torch has no CUDA graphs")
-    walks = [_sizes(graphs) for graphs in ("off", "auto")]
+    (eager, before), (graphed, _) = (_sizes(graphs) for graphs in ("off", "auto"))
 
-    assert [walk.description for walk in walks] == ["off", "cuda-graph"]
-    one, other = (walk.optimizer.values for walk in walks)
-    assert float((one - other).abs().max()) <= 1e-3
-    sums = [walk.sums.tolist() for walk in walks]
+    assert [eager.description, graphed.description] == ["off", "cuda-graph"]
+    one, other = eager.optimizer.values, graphed.optimizer.values
+    assert float((one - other).norm()) <= 0.05 * float((one - before).norm())
+    sums = [walk.sums.tolist() for walk in (eager, graphed)]
     assert sums[0] == pytest.approx(sums[1], rel=1e-2)
