@@ -61,5 +61,4 @@ def _stepper(
     """Updates of a copy of `model`, which do all that updates do, by a rate of 0."""
     stepped = copy.deepcopy(model).train()
     optimizer = SGD(stepped, 0.0, ctx.parameters["momentum"], ctx.parameters["weight_decay"])
-    # unverified: manual layers in a captured step | no GPU at hand | run approx-train on one
     return Stepper(stepped, optimizer, training_set, mode, ALONE, batch, ctx.parameters["graphs"])

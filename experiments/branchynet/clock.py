@@ -131,7 +131,6 @@ def _ways(ctx: RowContext, net: BranchyNet, image: torch.Tensor, policy: Policy)
     return ways
 
 
-# unverified: the whole trunk as a graph | no GPU since | pytest -m gpu tests/experiments
 def _captured(net: BranchyNet, image: torch.Tensor) -> _Way:
     """The whole trunk as one graph, which reads a copy of the image as the captured stages do."""
     kept = image.clone()

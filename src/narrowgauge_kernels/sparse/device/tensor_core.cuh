@@ -16,7 +16,6 @@ constexpr bool kWeightsByEight = sizeof(Element) == 2 && kFilters % 8 == 0;
 // first pixel is. Row kDepth is zeros, which fill up the last step.
 typedef unsigned int Pair;
 
-// unverified: loads of 16 bytes | no GPU here | pytest -m gpu tests/kernels/test_sparse_cuda.py
 // Weights of the chunk's channels, tap by tap: those of a row for all filters of the block. By eight
 // they are under way until they are waited for.
 __device__ __forceinline__ void begin_weights(const Element* weight, const Cell& cell,
