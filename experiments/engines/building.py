@@ -30,7 +30,7 @@ def build(
     """The row's network ready for inputs like `example`; `options`: of `options_for`.
 
     Records `build_seconds`, or `load_seconds` for an engine that came from the cache, and the facts
-    `engine_cache` and `options`.
+    `engine_cache`, `options` and, where the engine says, `build_phases`.
     """
     name, kept = ctx.parameters["engine"], ctx.parameters["cache"] == "kept"
     wanted = Preparation(
@@ -48,6 +48,9 @@ def build(
         "engine_cache",
         {"from_cache": runner.from_cache, "key": runner.cache_key, "note": runner.cache_note},
     )
+    phases = runner.phases()
+    if phases:
+        ctx.fact("build_phases", {each: round(seconds, 3) for each, seconds in phases.items()})
     ctx.fact("options", {**engine(name).options, **options})
     return runner
 

@@ -136,8 +136,8 @@ def test_the_first_form_does_not_fill_the_limit_alone(engines: List[Engine]) -> 
     ]
     fake.PROPOSED["A"] = [(1, {}), *((0, {24: value}) for value in range(20))]
     found = look(BASE, limit=8)
-    assert [plan.form.bias_dtype for plan in found.plans] == ["float16"] * 6 + ["float32"] * 2
-    assert found.plans[6].name == "eng1 bias=float32 first"
+    assert [plan.form.bias_dtype for plan in found.plans] == ["float16"] * 4 + ["float32"] * 4
+    assert found.plans[4].name == "eng1 bias=float32 first"
     assert "limit of 8" in found.note
     strict = look(changed(dtype="float32", residual=False), limit=8)
     assert {plan.source for plan in strict.plans} == {"heuristic A"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
+import math
 import operator
 import threading
 from typing import Any, Callable, Iterator, List
@@ -285,6 +287,7 @@ def test_threads_that_compile_launch_where_their_caller_does(
     of_thread = threading.local()
     of_thread.stream = "the caller's"
     seen: List[Any] = []
+    both = threading.Barrier(2)
 
     @contextlib.contextmanager
     def stream(given: Any) -> Iterator[None]:
@@ -294,15 +297,77 @@ def test_threads_that_compile_launch_where_their_caller_does(
 
     def start() -> None:
         seen.append((getattr(of_thread, "stream", None), threading.current_thread().name))
+        both.wait(timeout=60.0)
 
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: of_thread.stream)
     monkeypatch.setattr(tuning, "_starts", lambda candidate: candidate.start() or True)
     ways = [Candidate("triton", name, dict, start) for name in "ab"]
-    tuning._compile({"key": Launch("layer", "conv2d", (), ways)})
+    assert tuning._compile([ways], math.inf) == set(map(id, ways))
 
     assert {where for where, _ in seen} == {"the caller's"}
-    assert len({name for _, name in seen}) > 1
+    assert len({name for _, name in seen}) == 2
+
+
+@pytest.fixture
+def _tuned_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates are called; the clock goes on by a second whenever it is looked at; and of two
+    candidates the one with the later name is faster."""
+    clock = itertools.count()
+    monkeypatch.setattr(torch.cuda, "stream", lambda given: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(tuning.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(tuning, "_starts", lambda candidate: candidate.start() or True)
+    monkeypatch.setattr(
+        tuning, "_ranked", lambda usable: sorted(usable, key=lambda each: each.kernel)[::-1]
+    )
+
+
+def _problems(log: List[str], count: int, ways: int) -> List[Launch]:
+    def way(name: str) -> Candidate:
+        return Candidate("triton", name, lambda: {"name": name}, lambda: log.append(name))
+
+    return [
+        Launch(f"layer{i}", "conv2d", (i,), [way(f"{j} of {i}") for j in range(ways)])
+        for i in range(count)
+    ]
+
+
+@pytest.mark.usefixtures("_tuned_without_a_gpu")
+def test_the_likeliest_of_every_problem_are_compiled_first_while_there_is_time() -> None:
+    log: List[str] = []
+    launches = _problems(log, 3, 4)
+    settled: tuning.Settled = {}
+    fresh = tuning.restore([*launches, *launches], settled)
+    done = tuning.tune(launches, fresh, settled, lambda: log.append("run"), 25.0)
+
+    assert sorted(log[:3]) == ["0 of 0", "0 of 1", "0 of 2"]
+    assert log[3] == "run"
+    compiled = set(log[4:])
+    assert (done.problems, done.left_out) == (3, 9 - len(compiled))
+    assert 0 < len(compiled) < 9
+    assert {name[0] for name in log[4:7]} <= {"1", "2"}
+    assert set(done.seconds) == {"first", "compile", "search", "measure"}
+    assert all(launch.chosen is not None for launch in launches)
+    assert tuning.restore(launches, settled) == {}
+
+
+@pytest.mark.usefixtures("_tuned_without_a_gpu")
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_libraries_are_asked_for_what_is_left_of_the_time(seconds: float) -> None:
+    """Without time the likeliest of our own kernels is taken, and no library is waited for."""
+    log: List[str] = []
+    asked: List[float] = []
+    launches = _problems(log, 2, 2)
+    for launch in launches:
+        launch.others = lambda given: asked.append(given) or []  # type: ignore[func-returns-value]
+    settled: tuning.Settled = {}
+    done = tuning.tune(launches, tuning.restore(launches, settled), settled, lambda: None, seconds)
+
+    assert asked == ([0.0, 0.0] if not seconds else [tuning._MOST_EACH] * 2)
+    assert done.left_out == (2 if not seconds else 0)
+    chosen = [launch.running().kernel for launch in launches]
+    assert chosen == [f"{0 if not seconds else 1} of {i}" for i in range(2)]
 
 
 def test_images_are_copied_unless_they_lie_where_the_first_lay() -> None:

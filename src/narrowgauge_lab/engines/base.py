@@ -149,6 +149,11 @@ class Runner(abc.ABC):
         engine runs no operators of torch, and `layers` tells the precisions instead."""
         return None
 
+    def phases(self) -> Mapping[str, float]:
+        """Seconds that parts of the preparation took, by name; empty where the engine does not say,
+        or took it all from the cache."""
+        return {}
+
     def memory_bytes(self) -> Optional[int]:
         """Device memory that the engine holds; None where it does not say."""
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
 
 import torch
 
@@ -30,9 +30,10 @@ _UNWANTED = {
     "tf32": ("DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION"),
 }
 _MODES = ("A", "B", "FALLBACK")
-#: Of the limit of plans, the part that the heuristics of one form leave to each form after it: the
-#: first has some forty for nearly every problem, and the fastest engine may know another alone.
-_LEFT_TO_OTHERS = 4
+#: Heuristics propose some forty plans of the first form for nearly every problem, and the fastest
+#: engine may know another form alone: so many are taken of each before it is the next one's turn.
+_AT_A_TIME = 4
+_OVER = object()
 #: How many of one engine's configurations are tried at most.
 _PER_ENGINE = 2048
 
@@ -96,10 +97,9 @@ class _Search:
 
     def found(self) -> Survey:
         written = forms(self._problem)
-        for later, form in zip(reversed(range(len(written))), written):
-            most = self._bounds.limit - later * (self._bounds.limit // _LEFT_TO_OTHERS)
-            for mode in _MODES:
-                self._ask(form, mode, most)
+        waiting = [self._proposed(form) for form in written]
+        while waiting and not self._done():
+            waiting = [each for each in waiting if self._take_some(each)]
         engines = [engine for form in written for engine in self._engines(form)]
         for compiled in (False,) if self._problem.strict else (False, True):
             self._enumerate([engine for engine in engines if engine.compiled is compiled])
@@ -116,22 +116,25 @@ class _Search:
         handle = self._library.handle(self._device)
         return make_graph(self._front, self._problem, form, handle)
 
-    def _ask(self, form: Form, mode: str, most: int) -> None:
-        """What a heuristic proposes, until there are `most` plans."""
-        if self._done() or len(self._plans) >= most:
-            return
-        try:
-            graph = self._graph(form)
-            graph.create_execution_plans([getattr(self._front.heur_mode, mode)])
-            count = graph.get_execution_plan_count()
-        except self._library.errors as error:
-            self._refuse(error)
-            return
-        self._restrict(graph)
-        for index in range(count):
-            if self._done() or len(self._plans) >= most:
-                return
-            self._take(form, graph, index, f"heuristic {mode}")
+    def _take_some(self, proposed: Iterator[None]) -> bool:
+        """Take a few more of what is proposed; whether some may be left."""
+        turns = range(_AT_A_TIME)
+        return not any(self._done() or next(proposed, _OVER) is _OVER for _ in turns)
+
+    def _proposed(self, form: Form) -> Iterator[None]:
+        """Take what the heuristics propose, a step for each plan."""
+        for mode in _MODES:
+            try:
+                graph = self._graph(form)
+                graph.create_execution_plans([getattr(self._front.heur_mode, mode)])
+                count = graph.get_execution_plan_count()
+            except self._library.errors as error:
+                self._refuse(error)
+                continue
+            self._restrict(graph)
+            for index in range(count):
+                self._take(form, graph, index, f"heuristic {mode}")
+                yield
 
     def _engines(self, form: Form) -> List[_Engine]:
         """Those that know the form. Most do not: they are of other graphs, or other GPUs."""

@@ -14,7 +14,8 @@ __all__ = ["ENGINE", "OwnEngine"]
 
 class OwnEngine(Engine):
     """BatchNorm folded, what follows a layer fused into it, every layer by the fastest of several
-    kernels. Options: `tune_s` 0 takes the likeliest kernels unmeasured; `threads` is for CPUs."""
+    kernels. Options: `tune_s` 0 takes the likeliest kernels unmeasured; `threads` is for CPUs,
+    `search_s` for GPUs: about so many seconds may go into finding and measuring kernels."""
 
     name = "narrowgauge"
     options = cpu.OPTIONS

@@ -34,8 +34,8 @@ from narrowgauge_lab.torch_compat import inference_mode
 __all__ = ["OPTIONS", "CpuRunner", "prepare", "refuses"]
 
 #: `threads`: 0 measures which number is best; `tune_s`: seconds for measuring, 0 takes the fused
-#: form unmeasured.
-OPTIONS: Mapping[str, Scalar] = {"threads": 0, "tune_s": 12.0}
+#: form unmeasured; `search_s` is for GPUs.
+OPTIONS: Mapping[str, Scalar] = {"threads": 0, "tune_s": 12.0, "search_s": 40.0}
 
 #: So much slower than in float32, a convolution of 16 bits is one of 32 with casts around it.
 _EMULATED = 1.0

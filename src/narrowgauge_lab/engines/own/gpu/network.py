@@ -19,7 +19,7 @@ from narrowgauge_lab.engines.base import LayerFact
 from narrowgauge_lab.engines.graph import CapturedCall, capture
 from narrowgauge_lab.engines.own.gpu.lowered import Lowered
 from narrowgauge_lab.engines.own.gpu.memory import Memory
-from narrowgauge_lab.engines.own.gpu.tuning import Settled, faster, tune
+from narrowgauge_lab.engines.own.gpu.tuning import Settled, Tuning, faster, restore, tune
 from narrowgauge_lab.engines.own.gpu.work import Work
 from narrowgauge_lab.measure.probe import Observation, observe
 
@@ -42,12 +42,14 @@ class OwnNetwork:
         *,
         graph: bool = True,
         tuned: bool = True,
+        search_s: float = 40.0,
     ) -> None:
+        """`search_s`: about so many seconds may be spent where problems are not settled yet."""
         self.network = network
         self.settled: Settled = {} if settled is None else settled
-        #: How many problems were measured because nobody knew them.
-        self.measured = 0
-        self._graph, self._tuned = graph, tuned
+        #: What was measured because nobody knew it, for each batch size that was prepared.
+        self.tunings: List[Tuning] = []
+        self._graph, self._tuned, self._search_s = graph, tuned, search_s
         self._ready: Dict[Tuple[int, torch.dtype], _Ready] = {}
         #: All that were prepared, in order.
         self._made: List[_Ready] = []
@@ -90,6 +92,19 @@ class OwnNetwork:
         """The products of the last prepared batch size, as they were captured."""
         return self._made[-1].observations if self._made else ()
 
+    @property
+    def measured(self) -> int:
+        """How many problems were measured."""
+        return sum(each.problems for each in self.tunings)
+
+    def phases(self) -> Dict[str, float]:
+        """Seconds of each phase of what was measured, over all batch sizes."""
+        found: Dict[str, float] = {}
+        for each in self.tunings:
+            for name, seconds in each.seconds.items():
+                found[name] = found.get(name, 0.0) + seconds
+        return found
+
     def nbytes(self) -> int:
         return self.network.nbytes() + sum(each.nbytes() for each in self._made)
 
@@ -106,9 +121,7 @@ class OwnNetwork:
         network, batch = self.network, int(images.shape[0])
         memory = network.memory(batch)
         work = Work(network, memory, images)
-        work.run()
-        if self._tuned:
-            self.measured += tune(work.launches(), self.settled)
+        self._settle(work)
         replay = self._captured(work, batch) if self._graph else None
         seen = observe(work.run) if replay is None else replay.observations
         there = None
@@ -118,6 +131,17 @@ class OwnNetwork:
             there = _There(given, capture(work.reading(given), network.device))
         self._made.append(_Ready(images, memory, work, replay, seen, there))
         return self._made[-1]
+
+    def _settle(self, work: Work) -> None:
+        """Choose what every step runs as. Afterwards all of it has run once, or will run before it
+        is captured."""
+        if not self._tuned:
+            work.run()
+            return
+        launches = work.launches()
+        fresh = restore(launches, self.settled)
+        if fresh:
+            self.tunings.append(tune(launches, fresh, self.settled, work.run, self._search_s))
 
     def _captured(self, work: Work, batch: int) -> CapturedCall[torch.Tensor]:
         """The network as a graph, with some steps beside others where that is faster."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from typing import Dict, Optional, Tuple
+from typing import Dict, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
@@ -66,6 +66,9 @@ class OwnRunner(Runner):
     def observations(self) -> Optional[Tuple[Observation, ...]]:
         return self._network.observations() if self._network is not None else None
 
+    def phases(self) -> Mapping[str, float]:
+        return self._network.phases() if self._network is not None else {}
+
     def memory_bytes(self) -> Optional[int]:
         return self._network.nbytes() if self._network is not None else 0
 
@@ -92,7 +95,9 @@ def prepare(
     first = of_batch(example, max(1, profile.best))
 
     def ready(settled: Settled) -> OwnNetwork:
-        made = OwnNetwork(network, settled, tuned=bool(options["tune_s"]))
+        made = OwnNetwork(
+            network, settled, tuned=bool(options["tune_s"]), search_s=float(options["search_s"])
+        )
         made(first)
         return made
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
 import json
+import math
 import statistics
+import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Set
 
 import torch
 
 from narrowgauge_lab.engines.own.cudnn import CudnnPlanError
 from narrowgauge_lab.engines.own.gpu.candidate import Candidate, Launch
 
-__all__ = ["Settled", "faster", "key_of", "tune"]
+__all__ = ["Settled", "Tuning", "faster", "key_of", "restore", "tune"]
 
 _LAUNCHES = 4
 _REPLAYS = 5
 _COMPILERS = 16
-#: Seconds that libraries may take to find what they offer: for all problems, and for one at most.
-_LIBRARIES = 60.0
+# unverified: a search within so many seconds | no GPU since | nox -s gpu, test_own_gpu_cuda.py
+#: Of the seconds for a search, the parts that are over when compilers, and when libraries, stop:
+#: what is left goes into measuring.
+_COMPILED_BY, _FOUND_BY = 0.4, 0.8
+#: Seconds that libraries may take for one problem, however much is left.
 _MOST_EACH = 3.0
 #: Candidates this much slower than the best after the first look are not looked at again.
 _HOPELESS = 1.3
@@ -32,45 +40,88 @@ def key_of(launch: Launch) -> str:
     return json.dumps(launch.key, separators=(",", ":"))
 
 
-def tune(launches: Sequence[Launch], settled: Settled) -> int:
-    """Give every launch its fastest candidate; how many problems had to be measured for that.
+@dataclasses.dataclass
+class Tuning:
+    """What settling took: `problems` that were measured, `seconds` by phase, and how many of our
+    own candidates were not compiled in time."""
 
-    Equal problems share one measurement, which is put into `settled`. Everything must have run
-    once, so that the buffers hold what they will hold. A candidate that the device has not the
-    shared memory or registers for is left out.
-    """
+    problems: int = 0
+    seconds: Dict[str, float] = dataclasses.field(default_factory=dict)
+    left_out: int = 0
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        begin = time.monotonic()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
+
+
+def restore(launches: Sequence[Launch], settled: Settled) -> Dict[str, Launch]:
+    """Give every launch the candidate that is known; one launch of each problem that has none."""
     fresh: Dict[str, Launch] = {}
     for launch in launches:
         known = settled.get(key_of(launch))
         launch.chosen = launch.stored(known) if known is not None else None
         if launch.chosen is None:
             fresh.setdefault(key_of(launch), launch)
-    for key, usable in _compile(fresh).items():
-        settled[key] = _storable(_ranked(usable))
+    return fresh
+
+
+def tune(
+    launches: Sequence[Launch],
+    fresh: Mapping[str, Launch],
+    settled: Settled,
+    run: Callable[[], Any],
+    seconds: float,
+) -> Tuning:
+    """Give every launch its fastest candidate, of those that can be looked at in about `seconds`.
+
+    `fresh`: of `restore`. Equal problems share one measurement, which is put into `settled`. `run`
+    runs the network once, so that the buffers hold what they will hold. A candidate that the device
+    has not the shared memory or registers for is left out, and so are those whose turn to be
+    compiled does not come: the likeliest of every problem come first.
+    """
+    done, begin = Tuning(len(fresh)), time.monotonic()
+    with done.phase("first"):
+        likeliest = [launch.own[:1] for launch in fresh.values()]
+        _compile([each for each in likeliest if each[0].provider == "triton"], math.inf)
+        run()
+    with done.phase("compile"):
+        ours = [launch.own[1:] for launch in fresh.values()]
+        started = _compile(ours, begin + seconds * _COMPILED_BY)
+        done.left_out = sum(map(len, ours)) - len(started)
+    usable: Dict[str, List[Candidate]] = {}
+    with done.phase("search"):
+        end = begin + seconds * _FOUND_BY
+        for place, (key, launch) in enumerate(fresh.items()):
+            share = max(0.0, end - time.monotonic()) / (len(fresh) - place)
+            theirs = launch.others(min(_MOST_EACH, share))
+            others = [each for each in launch.own[1:] if id(each) in started]
+            usable[key] = [*launch.own[:1], *others, *filter(_starts, theirs)]
+    with done.phase("measure"):
+        for key, candidates in usable.items():
+            settled[key] = _storable(_ranked(candidates))
     for launch in launches:
         if launch.chosen is None:
             launch.chosen = launch.stored(settled[key_of(launch)])
-    return len(fresh)
+    return done
 
 
-def _compile(fresh: Mapping[str, Launch]) -> Dict[str, List[Candidate]]:
-    """By problem the candidates that start. Compilers run side by side where triton can."""
-    ours = [each for launch in fresh.values() if len(launch.own) > 1 for each in launch.own]
+def _compile(groups: Sequence[Sequence[Candidate]], deadline: float) -> Set[int]:
+    """The ids of the candidates that start, of those whose turn comes before the deadline: one of
+    each group after the other. Compilers run side by side where triton can."""
+    in_turn = [each for turn in itertools.zip_longest(*groups) for each in turn if each is not None]
     stream = torch.cuda.current_stream()
 
-    def start(candidate: Candidate) -> None:
+    def start(candidate: Candidate) -> bool:
+        if time.monotonic() > deadline:
+            return False
         # A thread has a device and a stream of its own, and kernels share memory on one stream.
         with torch.cuda.stream(stream):
-            _starts(candidate)
+            return _starts(candidate)
 
     with ThreadPoolExecutor(_COMPILERS) as pool:
-        list(pool.map(start, ours))
-    usable = {}
-    for key, launch in fresh.items():
-        theirs = launch.others(min(_MOST_EACH, _LIBRARIES / len(fresh)))
-        alone = len(launch.own) + len(theirs) == 1
-        usable[key] = [each for each in (*launch.own, *theirs) if alone or _starts(each)]
-    return usable
+        return {id(each) for each, ran in zip(in_turn, pool.map(start, in_turn)) if ran}
 
 
 def _starts(candidate: Candidate) -> bool:
