@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from narrowgauge.judge.bars import Unmeasured, barred
 from narrowgauge.judge.devices import device_of, matches_device
 from narrowgauge.judge.evidence import Case, Evidence, evidence_for
-from narrowgauge.judge.figures import Found, Step, found_in, parts_of, steps_of
+from narrowgauge.judge.figures import Found, found_in
 from narrowgauge.judge.model import Judgement, Sensitivity
+from narrowgauge.judge.ordering import Step, steps_of
+from narrowgauge.judge.parts import parts_of
 from narrowgauge.judge.rules import Place, Region, allowed, place_of, shape_of
 from narrowgauge.judge.words import (
     Cap,

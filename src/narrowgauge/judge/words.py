@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from narrowgauge.judge.evidence import Evidence
-from narrowgauge.judge.figures import Found, Step
+from narrowgauge.judge.figures import Found
 from narrowgauge.judge.model import Estimate
+from narrowgauge.judge.ordering import Step
 from narrowgauge.judge.rules import Region, words_of
 from narrowgauge.units import scale_of
 from narrowgauge_contract.claims import Claim, Verdict
