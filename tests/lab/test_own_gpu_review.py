@@ -24,6 +24,7 @@ from narrowgauge_lab.engines.own.gpu.formats import FORMATS
 from narrowgauge_lab.engines.own.gpu.libraries import convolutions, torch_step
 from narrowgauge_lab.engines.own.gpu.lowered import Lowered, lowered
 from narrowgauge_lab.engines.own.gpu.network import _Ready, _There
+from narrowgauge_lab.engines.own.gpu.phases import Phases
 from narrowgauge_lab.engines.own.gpu.reference import Reference
 from narrowgauge_lab.engines.own.gpu.steps import ConvStep, LinearStep, TorchStep
 
@@ -339,7 +340,8 @@ def test_the_likeliest_of_every_problem_are_compiled_first_while_there_is_time()
     launches = _problems(log, 3, 4)
     settled: tuning.Settled = {}
     fresh = tuning.restore([*launches, *launches], settled)
-    done = tuning.tune(launches, fresh, settled, lambda: log.append("run"), 25.0)
+    phases = Phases()
+    done = tuning.tune(launches, fresh, settled, lambda: log.append("run"), 25.0, phases)
 
     assert sorted(log[:3]) == ["0 of 0", "0 of 1", "0 of 2"]
     assert log[3] == "run"
@@ -347,7 +349,7 @@ def test_the_likeliest_of_every_problem_are_compiled_first_while_there_is_time()
     assert (done.problems, done.left_out) == (3, 9 - len(compiled))
     assert 0 < len(compiled) < 9
     assert {name[0] for name in log[4:7]} <= {"1", "2"}
-    assert set(done.seconds) == {"first", "compile", "search", "measure"}
+    assert set(phases.seconds) == {"first", "compile", "search", "measure"}
     assert all(launch.chosen is not None for launch in launches)
     assert tuning.restore(launches, settled) == {}
 
@@ -362,7 +364,8 @@ def test_libraries_are_asked_for_what_is_left_of_the_time(seconds: float) -> Non
     for launch in launches:
         launch.others = lambda given: asked.append(given) or []  # type: ignore[func-returns-value]
     settled: tuning.Settled = {}
-    done = tuning.tune(launches, tuning.restore(launches, settled), settled, lambda: None, seconds)
+    fresh = tuning.restore(launches, settled)
+    done = tuning.tune(launches, fresh, settled, lambda: None, seconds, Phases())
 
     assert asked == ([0.0, 0.0] if not seconds else [tuning._MOST_EACH] * 2)
     assert done.left_out == (2 if not seconds else 0)

@@ -108,6 +108,18 @@ def test_a_residual_block_through_its_graph():
     assert_same(folding, model, torch.randn(2, 4, 6, 6, dtype=torch.float64))
 
 
+def test_folding_in_place_changes_the_model_itself():
+    model = used(Residual().double())
+    x = torch.randn(2, 4, 6, 6, dtype=torch.float64)
+    wanted, copied = model(x), folded(model)
+
+    changed = folded(model, in_place=True)
+    assert changed.model is model
+    assert changed.pairs == copied.pairs != ()
+    assert torch.equal(model(x), copied.model(x))
+    assert (model(x) - wanted).abs().max() <= 1e-12 * wanted.abs().max()
+
+
 class Branching(nn.Module):
     """Does not trace: its way depends on the data."""
 

@@ -150,8 +150,8 @@ class Runner(abc.ABC):
         return None
 
     def phases(self) -> Mapping[str, float]:
-        """Seconds that parts of the preparation took, by name; empty where the engine does not say,
-        or took it all from the cache."""
+        """Seconds that parts of the preparation took, by name; empty where the engine does not
+        say."""
         return {}
 
     def memory_bytes(self) -> Optional[int]:

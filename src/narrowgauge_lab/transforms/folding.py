@@ -39,17 +39,18 @@ class Folding:
     untraced: str
 
 
-def fold_batch_norm(model: nn.Module) -> nn.Module:
+def fold_batch_norm(model: nn.Module, *, in_place: bool = False) -> nn.Module:
     """A copy of `model` in eval mode with every BatchNorm folded that certainly can be; `folded`
     says which and why not the others."""
-    return folded(model).model
+    return folded(model, in_place=in_place).model
 
 
-def folded(model: nn.Module) -> Folding:
+def folded(model: nn.Module, *, in_place: bool = False) -> Folding:
     """Fold every BatchNorm that has the output of one layer, used nowhere else, as its input.
 
     Layers: Conv1d to 3d, ConvTranspose1d to 3d, Linear (of inputs [N, features]). A layer or a
-    BatchNorm that is called twice, shares its tensors, or has hooks is kept as it is.
+    BatchNorm that is called twice, shares its tensors, or has hooks is kept as it is. `in_place`:
+    `model` itself is changed, not a copy.
     """
     # Tracing runs the model's own code with stand-ins for tensors, which it may store: on a copy,
     # which shares the tensors themselves.
@@ -58,7 +59,7 @@ def folded(model: nn.Module) -> Folding:
     found: List[Tuple[str, str]] = []
     kept: Dict[str, str] = {}
     untraced = _read(scratch, "", found, kept)
-    new = copy.deepcopy(model).eval()
+    new = (model if in_place else copy.deepcopy(model)).eval()
     modules = dict(_everywhere(new))
     shared = _shared(modules)
     pairs = []

@@ -65,7 +65,7 @@ def lowered(
     `calibration`: float images for 8-bit formats. Raises NotApplicableError for a network that is
     not from one tensor to one, CalibrationError without images or with ones that are not finite.
     """
-    graph = trace(_copied(model, device)).to(device)
+    graph = trace(_copied(model, device), in_place=True).to(device)
     sizes = sizes_of(graph, torch.zeros(1, *image, device=device))
     plan = lower(graph, sizes)
     stem = stem_of(plan, sizes)

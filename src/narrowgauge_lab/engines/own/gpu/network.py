@@ -19,7 +19,8 @@ from narrowgauge_lab.engines.base import LayerFact
 from narrowgauge_lab.engines.graph import CapturedCall, capture
 from narrowgauge_lab.engines.own.gpu.lowered import Lowered
 from narrowgauge_lab.engines.own.gpu.memory import Memory
-from narrowgauge_lab.engines.own.gpu.tuning import Settled, Tuning, faster, restore, tune
+from narrowgauge_lab.engines.own.gpu.phases import Phases
+from narrowgauge_lab.engines.own.gpu.tuning import Settled, Tuned, faster, restore, tune
 from narrowgauge_lab.engines.own.gpu.work import Work
 from narrowgauge_lab.measure.probe import Observation, observe
 
@@ -43,12 +44,15 @@ class OwnNetwork:
         graph: bool = True,
         tuned: bool = True,
         search_s: float = 40.0,
+        phases: Optional[Phases] = None,
     ) -> None:
-        """`search_s`: about so many seconds may be spent where problems are not settled yet."""
+        """`search_s`: about so many seconds may be spent where problems are not settled yet.
+        `phases`: which has phases from before, and gets those of here."""
         self.network = network
         self.settled: Settled = {} if settled is None else settled
         #: What was measured because nobody knew it, for each batch size that was prepared.
-        self.tunings: List[Tuning] = []
+        self.tunings: List[Tuned] = []
+        self.phases = phases or Phases()
         self._graph, self._tuned, self._search_s = graph, tuned, search_s
         self._ready: Dict[Tuple[int, torch.dtype], _Ready] = {}
         #: All that were prepared, in order.
@@ -97,14 +101,6 @@ class OwnNetwork:
         """How many problems were measured."""
         return sum(each.problems for each in self.tunings)
 
-    def phases(self) -> Dict[str, float]:
-        """Seconds of each phase of what was measured, over all batch sizes."""
-        found: Dict[str, float] = {}
-        for each in self.tunings:
-            for name, seconds in each.seconds.items():
-                found[name] = found.get(name, 0.0) + seconds
-        return found
-
     def nbytes(self) -> int:
         return self.network.nbytes() + sum(each.nbytes() for each in self._made)
 
@@ -119,16 +115,19 @@ class OwnNetwork:
 
     def _prepare(self, images: torch.Tensor, given: Optional[torch.Tensor]) -> _Ready:
         network, batch = self.network, int(images.shape[0])
-        memory = network.memory(batch)
-        work = Work(network, memory, images)
+        with self.phases.of("launches"):
+            memory = network.memory(batch)
+            work = Work(network, memory, images)
         self._settle(work)
-        replay = self._captured(work, batch) if self._graph else None
+        with self.phases.of("capture"):
+            replay = self._captured(work, batch) if self._graph else None
         seen = observe(work.run) if replay is None else replay.observations
         there = None
         # unverified: images read where they lie | no GPU here | nox -s gpu, test_own_gpu_cuda.py
         if replay is not None and given is not None and given.device == images.device:
             given = given.detach()
-            there = _There(given, capture(work.reading(given), network.device))
+            with self.phases.of("capture in place"):
+                there = _There(given, capture(work.reading(given), network.device))
         self._made.append(_Ready(images, memory, work, replay, seen, there))
         return self._made[-1]
 
@@ -139,9 +138,12 @@ class OwnNetwork:
             work.run()
             return
         launches = work.launches()
-        fresh = restore(launches, self.settled)
+        with self.phases.of("restore"):
+            fresh = restore(launches, self.settled)
         if fresh:
-            self.tunings.append(tune(launches, fresh, self.settled, work.run, self._search_s))
+            self.tunings.append(
+                tune(launches, fresh, self.settled, work.run, self._search_s, self.phases)
+            )
 
     def _captured(self, work: Work, batch: int) -> CapturedCall[torch.Tensor]:
         """The network as a graph, with some steps beside others where that is faster."""

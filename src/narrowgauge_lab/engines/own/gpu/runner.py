@@ -17,6 +17,7 @@ from narrowgauge_lab.engines.own import cudnn
 from narrowgauge_lab.engines.own.gpu.formats import FORMATS
 from narrowgauge_lab.engines.own.gpu.lowered import lowered
 from narrowgauge_lab.engines.own.gpu.network import OwnNetwork
+from narrowgauge_lab.engines.own.gpu.phases import Phases
 from narrowgauge_lab.engines.own.gpu.tuning import Settled
 from narrowgauge_lab.measure.probe import Observation
 
@@ -67,7 +68,7 @@ class OwnRunner(Runner):
         return self._network.observations() if self._network is not None else None
 
     def phases(self) -> Mapping[str, float]:
-        return self._network.phases() if self._network is not None else {}
+        return self._network.phases.seconds if self._network is not None else {}
 
     def memory_bytes(self) -> Optional[int]:
         return self._network.nbytes() if self._network is not None else 0
@@ -90,14 +91,17 @@ def prepare(
     hashed = hash_installation()
     profile = wanted.profile(example)
     form, image = FORMATS[wanted.precision], profile.image
-    network = lowered(model, image, form, wanted.calibration, wanted.device)
+    phases = Phases()
+    with phases.of("lower"):
+        network = lowered(model, image, form, wanted.calibration, wanted.device)
     hashed.join()
     first = of_batch(example, max(1, profile.best))
 
     def ready(settled: Settled) -> OwnNetwork:
         made = OwnNetwork(
-            network, settled, tuned=bool(options["tune_s"]), search_s=float(options["search_s"])
-        )
+            network, settled, phases=phases,
+            tuned=bool(options["tune_s"]), search_s=float(options["search_s"]),
+        )  # fmt: skip
         made(first)
         return made
 
@@ -110,7 +114,8 @@ def prepare(
         own = ready({})
         return json.dumps(own.settled, sort_keys=True).encode()
 
-    key = cache_key("narrowgauge", _versions(), model, example, wanted, options)
+    with phases.of("key"):
+        key = cache_key("narrowgauge", _versions(), model, example, wanted, options)
     kept = wanted.cache.fetch(key, build, _unusable)
     runner = OwnRunner(own or ready(json.loads(kept.payload)))
     runner.from_cache, runner.cache_key, runner.cache_note = kept.from_cache, kept.key, kept.note

@@ -32,12 +32,12 @@ _SHARING = (
 )  # fmt: skip
 
 
-def trace(model: nn.Module) -> fx.GraphModule:
-    """The network's graph with every batch norm folded into the convolution before it. Hooks of its
-    modules are in it, or run with them; raises HooksNotTakenError for hooks of the network itself,
-    which would be lost."""
+def trace(model: nn.Module, *, in_place: bool = False) -> fx.GraphModule:
+    """The network's graph with every batch norm folded into the convolution before it, in a copy
+    unless `in_place`. Hooks of its modules are in it, or run with them; raises HooksNotTakenError
+    for hooks of the network itself, which would be lost."""
     require_none("narrowgauge", "", model)
-    folded = fold_batch_norm(model)
+    folded = fold_batch_norm(model, in_place=in_place)
     graph = _Tracer().trace(folded)
     for node in graph.nodes:
         node.type = None  # torch 1.8 cannot write a graph whose annotations are strings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -10,14 +9,15 @@ import math
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Set
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Set
 
 import torch
 
 from narrowgauge_lab.engines.own.cudnn import CudnnPlanError
 from narrowgauge_lab.engines.own.gpu.candidate import Candidate, Launch
+from narrowgauge_lab.engines.own.gpu.phases import Phases
 
-__all__ = ["Settled", "Tuning", "faster", "key_of", "restore", "tune"]
+__all__ = ["Settled", "Tuned", "faster", "key_of", "restore", "tune"]
 
 _LAUNCHES = 4
 _REPLAYS = 5
@@ -40,20 +40,13 @@ def key_of(launch: Launch) -> str:
     return json.dumps(launch.key, separators=(",", ":"))
 
 
-@dataclasses.dataclass
-class Tuning:
-    """What settling took: `problems` that were measured, `seconds` by phase, and how many of our
-    own candidates were not compiled in time."""
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """`problems`: how many were measured; `left_out`: how many of our own candidates were not
+    compiled in time."""
 
-    problems: int = 0
-    seconds: Dict[str, float] = dataclasses.field(default_factory=dict)
-    left_out: int = 0
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        begin = time.monotonic()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
+    problems: int
+    left_out: int
 
 
 def restore(launches: Sequence[Launch], settled: Settled) -> Dict[str, Launch]:
@@ -73,7 +66,8 @@ def tune(
     settled: Settled,
     run: Callable[[], Any],
     seconds: float,
-) -> Tuning:
+    phases: Phases,
+) -> Tuned:
     """Give every launch its fastest candidate, of those that can be looked at in about `seconds`.
 
     `fresh`: of `restore`. Equal problems share one measurement, which is put into `settled`. `run`
@@ -81,30 +75,29 @@ def tune(
     has not the shared memory or registers for is left out, and so are those whose turn to be
     compiled does not come: the likeliest of every problem come first.
     """
-    done, begin = Tuning(len(fresh)), time.monotonic()
-    with done.phase("first"):
+    begin = time.monotonic()
+    with phases.of("first"):
         likeliest = [launch.own[:1] for launch in fresh.values()]
         _compile([each for each in likeliest if each[0].provider == "triton"], math.inf)
         run()
-    with done.phase("compile"):
+    with phases.of("compile"):
         ours = [launch.own[1:] for launch in fresh.values()]
         started = _compile(ours, begin + seconds * _COMPILED_BY)
-        done.left_out = sum(map(len, ours)) - len(started)
     usable: Dict[str, List[Candidate]] = {}
-    with done.phase("search"):
+    with phases.of("search"):
         end = begin + seconds * _FOUND_BY
         for place, (key, launch) in enumerate(fresh.items()):
             share = max(0.0, end - time.monotonic()) / (len(fresh) - place)
             theirs = launch.others(min(_MOST_EACH, share))
             others = [each for each in launch.own[1:] if id(each) in started]
             usable[key] = [*launch.own[:1], *others, *filter(_starts, theirs)]
-    with done.phase("measure"):
+    with phases.of("measure"):
         for key, candidates in usable.items():
             settled[key] = _storable(_ranked(candidates))
     for launch in launches:
         if launch.chosen is None:
             launch.chosen = launch.stored(settled[key_of(launch)])
-    return done
+    return Tuned(len(fresh), sum(map(len, ours)) - len(started))
 
 
 def _compile(groups: Sequence[Sequence[Candidate]], deadline: float) -> Set[int]:
