@@ -7,28 +7,27 @@ Only what stands beside a ratio comes from elsewhere: the noise floor, from the 
 from __future__ import annotations
 
 import itertools
-import json
-import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from narrowgauge import statistics
 from narrowgauge.draw_anytime import anytime_pictures
+from narrowgauge.draw_bars import bars_size, paint_bars
+from narrowgauge.draw_confusion import added, matrix_size, paint_matrix, read_matrix
+from narrowgauge.draw_curves import curves_size, paint_curves
 from narrowgauge.draw_heat import heat_size, paint_heat, read_heat
+from narrowgauge.draw_labels import file_word
 from narrowgauge.draw_ladder import ladder_size, paint_ladder
 from narrowgauge.draw_maps import maps_size, paint_maps, read_maps
 from narrowgauge.draw_spans import has_traces, span_pictures
 from narrowgauge.draw_stacked import paint_stacks, stacks_size
-from narrowgauge.draw_style import COLOURS, write_pictures
+from narrowgauge.draw_style import write_pictures
 from narrowgauge.ladder import climbs_of, ladder_csv, ladder_markdown
 from narrowgauge.noise import Floors
-from narrowgauge.side_files import side_file
 from narrowgauge.statistics import Configuration
 from narrowgauge.store import RunFolder
 from narrowgauge.tables import write_tables
-from narrowgauge.units import number
 from narrowgauge_contract.drawing import Drawing
 from narrowgauge_contract.errors import DamagedRecordError
 from narrowgauge_contract.outcome import Row
@@ -36,7 +35,6 @@ from narrowgauge_contract.record import Record
 from narrowgauge_contract.spec import parse_spec
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["draw_run"]
@@ -100,54 +98,15 @@ def _figure(width: float, height: float, title: str, record: Record) -> Figure:
     return picture
 
 
-def _curves(drawing: Drawing, record: Record) -> Iterator[tuple[str, Figure]]:
-    """A panel per metric, a colour per configuration, a thin line per repeat, a thick median."""
-    from matplotlib.ticker import MaxNLocator
-
+def _curves(drawing: Drawing, record: Record) -> _Pictures:
     valid = [each for each in statistics.configurations(record.rows) if each.valid]
     found = [each for each in valid if drawing.shows(each.parameters)]
     rows = [row for each in found for row in each.valid]
     metrics = [name for name in drawing.metrics if any(row.metric(name) for row in rows)]
-    if not metrics:
-        return
-    picture = _figure(1.5 + 4.2 * len(metrics), 4.2, drawing.title, record)
-    panels = picture.subplots(1, len(metrics), squeeze=False)[0]
-    names = statistics.varying(found)
-    for panel, metric in zip(panels, metrics, strict=True):
-        for each, colour in zip(found, itertools.cycle(COLOURS)):
-            _curve(panel, each, metric, colour, each.label(names))
-        unit = _unit(record, metric)
-        panel.set_ylabel(drawing.y or _axis(metric, unit))
-        if len(metrics) > 1:
-            panel.set_title(_axis(metric, ""), fontsize=10, loc="left")
-        panel.set_xlabel(drawing.x or _index(record, metric))
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        if all(len(line.get_xdata()) < 2 for line in panel.get_lines()):
-            panel.set_xlim(0.5, 1.5)
-    if names:
-        picture.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
-    yield drawing.name, picture
-
-
-def _curve(panel: Axes, found: Configuration, metric: str, colour: str, label: str) -> None:
-    series = [m.values for row in found.valid if (m := row.metric(metric)) is not None and m.values]
-    if not series:
-        return
-    alone = len(series) == 1
-    for values in series:
-        panel.plot(range(1, len(values) + 1), values, color=colour, linewidth=0.8, alpha=0.45,
-                   marker="o" if alone and len(values) < 3 else "", markersize=3)  # fmt: skip
-    longest = max(len(values) for values in series)
-    middle = [
-        (statistics.summarize([v[i] for v in series if i < len(v)]) or _NOTHING).median
-        for i in range(longest)
-    ]
-    marker = "o" if longest <= 12 else ""
-    panel.plot(range(1, longest + 1), middle, color=colour, linewidth=2, label=label,
-               marker=marker, markersize=4)  # fmt: skip
-
-
-_NOTHING = statistics.Summary(0, math.nan, math.nan, math.nan, math.nan, math.nan, None)
+    if metrics:
+        picture = _figure(*curves_size(metrics), drawing.title, record)
+        paint_curves(picture, drawing, record, found, metrics)
+        yield drawing.name, picture
 
 
 def _bars(drawing: Drawing, record: Record) -> Iterator[tuple[str, Figure]]:
@@ -162,7 +121,10 @@ def _bars(drawing: Drawing, record: Record) -> Iterator[tuple[str, Figure]]:
         return
     for label, group, names in _pages(found):
         name, title = _called(drawing, label)
-        yield name, _bar_picture(drawing, record, group, metrics, names, title)
+        words = [each.label(names) or record.experiment for each in group]
+        picture = _figure(*bars_size(words, metrics), title, record)
+        paint_bars(picture, drawing, group, metrics, words)
+        yield name, picture
 
 
 def _stacks(drawing: Drawing, record: Record) -> Iterator[tuple[str, Figure]]:
@@ -182,7 +144,7 @@ def _called(drawing: Drawing, label: str) -> tuple[str, str]:
     """The name and the title of one of several pictures."""
     if not label:
         return drawing.name, drawing.title
-    return f"{drawing.name}-{_file_word(label)}", f"{drawing.title} · {label}"
+    return f"{drawing.name}-{file_word(label)}", f"{drawing.title} · {label}"
 
 
 def _pages(
@@ -213,53 +175,10 @@ def _fastest(found: Sequence[Configuration], names: Sequence[str]) -> str:
     )
 
 
-def _bar_picture(
-    drawing: Drawing,
-    record: Record,
-    found: Sequence[Configuration],
-    metrics: Sequence[str],
-    names: Sequence[str],
-    title: str,
-) -> Figure:
-    labels = [each.label(names).replace(", ", "\n") or record.experiment for each in found]
-    lines = max(label.count("\n") + 1 for label in labels)
-    height = 1.4 + max(0.5, 0.1 + 0.18 * lines) * len(found)
-    picture = _figure(2.4 + 4.4 * len(metrics), max(height, 2.4), title, record)
-    panels = picture.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
-    for panel, metric in zip(panels, metrics, strict=True):
-        unit = _unit(record, metric)
-        for place, each in enumerate(found):
-            _bar(panel, place, each.figures(metric), COLOURS[place % len(COLOURS)], unit)
-        panel.set_yticks(range(len(found)), labels)
-        panel.set_ylim(len(found) - 0.4, -0.6)
-        panel.set_xlabel(drawing.y or _axis(metric, unit))
-        if len(metrics) > 1:
-            panel.set_title(_axis(metric, ""), fontsize=10, loc="left")
-        panel.grid(visible=False, axis="y")
-        panel.margins(x=0.15)
-    return picture
-
-
-def _bar(panel: Axes, place: int, figures: Sequence[float], colour: str, unit: str) -> None:
-    summary = statistics.summarize(figures)
-    if summary is None or not math.isfinite(summary.median):
-        panel.text(0, place, " no figure", va="center")
-        return
-    panel.barh(place, summary.median, height=0.6, color=colour, alpha=0.75)
-    panel.plot(figures, [place] * len(figures), "o", color="black", markersize=3, alpha=0.7)
-    interval = summary.interval
-    if interval is not None:
-        panel.plot([interval.low, interval.high], [place, place], color="black", linewidth=1.2)
-        for edge in (interval.low, interval.high):
-            panel.plot([edge, edge], [place - 0.14, place + 0.14], color="black", linewidth=1.2)
-    panel.annotate(number(summary.median, unit), (max(summary.high, 0.0), place), xytext=(6, 0),
-                   textcoords="offset points", va="center")  # fmt: skip
-
-
 def _ladders(drawing: Drawing, record: Record, floors: Floors) -> Iterator[tuple[str, Figure]]:
     """A waterfall per combination of the parameters that the ladder is not over."""
     for climb in climbs_of(drawing.ladder, record, floors) if drawing.ladder else ():
-        name = f"{drawing.name}-{_file_word(climb.label)}" if climb.label else drawing.name
+        name = f"{drawing.name}-{file_word(climb.label)}" if climb.label else drawing.name
         title = " · ".join(filter(None, (drawing.title, climb.label)))
         picture = _figure(*ladder_size(climb), title, record)
         paint_ladder(picture, climb)
@@ -285,18 +204,18 @@ def _confusions(
     found = [each for each in statistics.configurations(record.rows) if each.valid]
     names = statistics.varying(found)
     for each in found[:_MOST_MATRICES]:
-        matrices = [_matrix(row, drawing.side_file, folder) for row in each.valid]
+        matrices = [read_matrix(row, drawing.side_file, folder) for row in each.valid]
         present = [matrix for matrix in matrices if matrix is not None]
         if not present:
             continue
-        labels = present[0]["labels"]
-        size = range(len(labels))
-        counts = [[sum(m["counts"][i][j] for m in present) for j in size] for i in size]
         label = each.label(names)
-        name = f"{drawing.name}-{_file_word(label)}" if label else drawing.name
+        name = f"{drawing.name}-{file_word(label)}" if label else drawing.name
         repeats = f"{len(present)} repeats" if len(present) > 1 else ""
         title = " · ".join(filter(None, (drawing.title, label, repeats)))
-        yield name, _heat_map(title, labels, counts, drawing, record)
+        matrix = added(present)
+        picture = _figure(*matrix_size(matrix), title, record)
+        paint_matrix(picture, matrix, drawing)
+        yield name, picture
 
 
 def _heats(drawing: Drawing, record: Record, folder: RunFolder) -> _Pictures:
@@ -339,68 +258,3 @@ def _anytimes(drawing: Drawing, record: Record, folder: RunFolder) -> Iterator[t
         picture = _figure(*size, title, record)
         paint(picture)
         yield name, picture
-
-
-def _matrix(row: Row, name: str, folder: RunFolder) -> dict[str, Any] | None:
-    """A confusion matrix, checked; None where the row has none."""
-    path = side_file(row, name, folder)
-    if path is None:
-        return None
-    try:
-        matrix: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        size = len(matrix["labels"])
-        square = [len(line) for line in matrix["counts"]] == [size] * size
-    except (ValueError, KeyError, TypeError):
-        square = False
-    if not square:
-        raise DamagedRecordError(f"the side file {path} holds no square matrix")
-    return matrix
-
-
-def _heat_map(
-    title: str, labels: list[str], counts: list[list[int]], drawing: Drawing, record: Record
-) -> Figure:
-    """Colour by the share of the true class, so that classes of unlike size compare."""
-    size = len(labels)
-    picture = _figure(2.2 + 0.55 * size, 1.8 + 0.5 * size, title, record)
-    panel = picture.subplots()
-    shares = [[count / max(sum(line), 1) for count in line] for line in counts]
-    # A root makes the rare mistakes visible beside a diagonal near 1.
-    image = panel.imshow([[math.sqrt(s) for s in line] for line in shares], cmap="Blues",
-                         vmin=0.0, vmax=1.0)  # fmt: skip
-    for i, line in enumerate(counts):
-        for j, count in enumerate(line):
-            if count:
-                dark = shares[i][j] > 0.35
-                panel.text(j, i, str(count), ha="center", va="center", fontsize=8,
-                           color="white" if dark else "#202020")  # fmt: skip
-    panel.set_xticks(range(size), labels, rotation=0 if max(map(len, labels)) < 4 else 45,
-                     ha="center" if max(map(len, labels)) < 4 else "right")  # fmt: skip
-    panel.set_yticks(range(size), labels)
-    panel.set_xlabel(drawing.x or "predicted")
-    panel.set_ylabel(drawing.y or "true")
-    panel.grid(visible=False)
-    panel.spines[:].set_visible(False)
-    bar = picture.colorbar(image, ax=panel, shrink=0.8, label="share of the true class")
-    ticks = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0)
-    bar.set_ticks([math.sqrt(t) for t in ticks], labels=[f"{t:g}" for t in ticks])
-    return picture
-
-
-def _unit(record: Record, metric: str) -> str:
-    found = next((m for row in record.valid_rows() if (m := row.metric(metric))), None)
-    return found.unit if found else ""
-
-
-def _index(record: Record, metric: str) -> str:
-    found = next((m for row in record.valid_rows() if (m := row.metric(metric))), None)
-    return (found.index if found else "") or "sample"
-
-
-def _axis(metric: str, unit: str) -> str:
-    words = metric.replace("_", " ")
-    return f"{words} ({unit})" if unit and unit != "1" else words
-
-
-def _file_word(label: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", label.replace("=", "-")).strip("-")

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 from narrowgauge_contract.figures import fitting
 
-__all__ = ["Scale", "format_value", "number", "scale_of"]
+__all__ = ["Scale", "format_value", "number", "prefixed_scale_of", "scale_of"]
+
+#: Prefixes that a reader of rates wants, largest first.
+_PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6))
+_WITHOUT_PREFIX = ("", "1", "%", "s")
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,15 @@ class Scale:
 def scale_of(value: float, unit: str) -> Scale:
     """That in which `value` reads well; what stands beside it is to be shown in the same one."""
     return Scale(*fitting(value, unit))
+
+
+def prefixed_scale_of(value: float, unit: str) -> Scale:
+    """`380 TMAC/s`, `55.5 GB/s`, and what `scale_of` says: for readers; tables of figures keep the
+    unit of the record."""
+    for prefix, factor in _PREFIXES if unit not in _WITHOUT_PREFIX else ():
+        if factor <= abs(value) < 1e3 * factor:
+            return Scale(1 / factor, prefix + unit)
+    return scale_of(value, unit)
 
 
 def format_value(value: float, unit: str = "") -> str:

@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 from result_cases import SPEC, job, record_of, recorded, with_row
 
-from narrowgauge import draw
+from narrowgauge import draw, draw_curves
 from narrowgauge.draw import draw_run
+from narrowgauge.draw_confusion import read_matrix
 from narrowgauge.noise import Floors
 from narrowgauge.store import RunFolder, Store
 from narrowgauge.tables import markdown_table, write_tables
@@ -90,6 +91,39 @@ def _bar_lines(record: Record) -> list[object]:
     drawing = parse_spec(record.spec).drawings[1]
     ((_, picture),) = draw._bars(drawing, record)
     return [line for panel in picture.axes for line in panel.get_lines()]
+
+
+@pytest.mark.parametrize(
+    ("unit", "factor", "axis", "label"),
+    [
+        ("MAC/s", 1e8, "speed (GMAC/s)", "116.2"),
+        ("s", 1e-6, "speed (ms)", "1.162"),
+        ("image/s", 1.0, "how fast", "1 162"),
+    ],
+)
+def test_bars_are_in_the_unit_that_the_longest_reads_well_in(
+    tmp_path: Path, unit: str, factor: float, axis: str, label: str
+) -> None:
+    """Of that of the record the experiment may have words of its own."""
+
+    def scaled(record: Record) -> Record:
+        drawing = {"name": "speed", "kind": "bar", "title": "S", "metrics": ["speed"],
+                   "y": "how fast"}  # fmt: skip
+        rows = [
+            dataclasses.replace(
+                row, metrics=(Metric("speed", unit, "monotonic", (1162 * factor,)),)
+            )
+            for row in record.rows
+        ]
+        spec = {**record.spec, "draw": [drawing]}
+        return dataclasses.replace(record, spec=spec, rows=tuple(rows))
+
+    folder = _with(tmp_path, scaled)
+    draw_run(folder, FLOORS)
+
+    svg = (folder.derived / "speed.svg").read_text(encoding="utf-8")
+    assert f"<!-- {axis} -->" in svg
+    assert f"<!-- {label} -->" in svg
 
 
 def test_a_matrix_sums_the_valid_repeats(tmp_path: Path) -> None:
@@ -173,7 +207,7 @@ def test_a_curve_is_of_the_rows_that_it_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels: list[str] = []
-    monkeypatch.setattr(draw, "_curve", lambda panel, *given: labels.append(given[-1]))
+    monkeypatch.setattr(draw_curves, "_curve", lambda panel, *given: labels.append(given[-1]))
     curve = {"name": "x", "kind": "curve", "title": "X", "metrics": ["loss"]}
     chosen = {**curve, "name": "y", "parameter": "precision", "values": ["bf16", "fp16"]}
     unmeasured = {**chosen, "name": "z", "values": ["fp16"]}
@@ -245,7 +279,7 @@ def test_a_side_file_that_is_no_matrix_is_named(tmp_path: Path, content: str) ->
     row = dataclasses.replace(record.rows[0], side_files=(changed,))
 
     with pytest.raises(DamagedRecordError, match="holds no square matrix"):
-        draw._matrix(row, "confusion.json", folder)
+        read_matrix(row, "confusion.json", folder)
 
 
 def _many(tmp_path: Path, epochs: int) -> RunFolder:

@@ -17,7 +17,8 @@ from xml.etree import ElementTree
 from narrowgauge.judge.model import Estimate
 from narrowgauge.judge.rules import allowed
 from narrowgauge.report.content import ClaimView
-from narrowgauge.report.words import scale_of, told_apart
+from narrowgauge.report.words import told_apart
+from narrowgauge.units import prefixed_scale_of
 from narrowgauge_contract.claims import Claim, ClaimKind, Expectation, MetricOperator
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Sketch:
 
         y = self.height - self.rows * _ROW - 4
         self.line([_EDGE, _WIDTH - 24], [y, y], _QUIET, 1)
-        scale = scale_of(max(abs(self._low), abs(self._high)), self._unit)
+        scale = prefixed_scale_of(max(abs(self._low), abs(self._high)), self._unit)
         ticks = MaxNLocator(5).tick_values(self._low * scale.factor, self._high * scale.factor)
         for tick in ticks:
             value = tick / scale.factor

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from narrowgauge.judge.model import Estimate, Judgement
 from narrowgauge.progress import duration
-from narrowgauge.units import Scale, number
-from narrowgauge.units import scale_of as plain_scale_of
+from narrowgauge.units import number, prefixed_scale_of
 from narrowgauge_contract.claims import Claim, ClaimKind, Expectation, MetricOperator, Selection
 
 __all__ = [
@@ -20,31 +19,17 @@ __all__ = [
     "interval_words",
     "paper_words",
     "percent_words",
-    "scale_of",
     "selection_words",
     "told_apart",
     "when",
 ]
 
 
-#: Prefixes that a reader of rates wants, largest first.
-_PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6))
-_WITHOUT_PREFIX = ("", "1", "%", "s")
-
-
-def scale_of(value: float, unit: str) -> Scale:
-    """In which unit a figure reads well: `380 TMAC/s`, `55.5 GB/s`, and what `units` says."""
-    for prefix, factor in _PREFIXES if unit not in _WITHOUT_PREFIX else ():
-        if factor <= abs(value) < 1e3 * factor:
-            return Scale(1 / factor, prefix + unit)
-    return plain_scale_of(value, unit)
-
-
 def estimate_words(estimate: Estimate | None) -> str:
     """The figure with its unit; empty without one."""
     if estimate is None:
         return ""
-    return scale_of(estimate.figure, estimate.unit).text(estimate.figure)
+    return prefixed_scale_of(estimate.figure, estimate.unit).text(estimate.figure)
 
 
 def coverage_words(estimate: Estimate | None) -> str:
@@ -58,7 +43,7 @@ def interval_words(estimate: Estimate | None) -> str:
     """`1.21 to 1.25`, in the unit of the figure; empty where there is no interval."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
-    scale = scale_of(estimate.figure, estimate.unit)
+    scale = prefixed_scale_of(estimate.figure, estimate.unit)
     return f"{scale.number(estimate.low)} to {scale.number(estimate.high)}"
 
 
@@ -83,7 +68,7 @@ def expectation_words(expectation: Expectation, claim: Claim, unit: str = "") ->
     """`9.7 s ± 10 %`, `at least 8`, `equal within 3 %`."""
 
     def shown(value: float) -> str:
-        return scale_of(value, unit).text(value)
+        return prefixed_scale_of(value, unit).text(value)
 
     words = []
     if claim.kind is ClaimKind.EQUIVALENCE and expectation.tolerance is not None:

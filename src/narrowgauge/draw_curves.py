@@ -1,0 +1,73 @@
+"""Curves along an index: a panel per metric, a colour per configuration, a thin line per repeat, a
+thick median."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from narrowgauge import statistics
+from narrowgauge.draw_labels import axis_of, index_of, unit_of
+from narrowgauge.draw_style import COLOURS
+from narrowgauge.statistics import Configuration
+from narrowgauge_contract.drawing import Drawing
+from narrowgauge_contract.record import Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["curves_size", "paint_curves"]
+
+_NOTHING = statistics.Summary(0, math.nan, math.nan, math.nan, math.nan, math.nan, None)
+
+
+def curves_size(metrics: Sequence[str]) -> tuple[float, float]:
+    """Width and height in inches."""
+    return 1.5 + 4.2 * len(metrics), 4.2
+
+
+def paint_curves(
+    picture: Figure,
+    drawing: Drawing,
+    record: Record,
+    found: Sequence[Configuration],
+    metrics: Sequence[str],
+) -> None:
+    """Paint `metrics` of the configurations, each of which has valid rows, into `picture`."""
+    from matplotlib.ticker import MaxNLocator
+
+    panels = picture.subplots(1, len(metrics), squeeze=False)[0]
+    names = statistics.varying(found)
+    for panel, metric in zip(panels, metrics, strict=True):
+        for each, colour in zip(found, itertools.cycle(COLOURS)):
+            _curve(panel, each, metric, colour, each.label(names))
+        panel.set_ylabel(drawing.y or axis_of(metric, unit_of(record, metric)))
+        if len(metrics) > 1:
+            panel.set_title(axis_of(metric, ""), fontsize=10, loc="left")
+        panel.set_xlabel(drawing.x or index_of(record, metric))
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        if all(len(line.get_xdata()) < 2 for line in panel.get_lines()):
+            panel.set_xlim(0.5, 1.5)
+    if names:
+        picture.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+
+
+def _curve(panel: Axes, found: Configuration, metric: str, colour: str, label: str) -> None:
+    series = [m.values for row in found.valid if (m := row.metric(metric)) is not None and m.values]
+    if not series:
+        return
+    alone = len(series) == 1
+    for values in series:
+        panel.plot(range(1, len(values) + 1), values, color=colour, linewidth=0.8, alpha=0.45,
+                   marker="o" if alone and len(values) < 3 else "", markersize=3)  # fmt: skip
+    longest = max(len(values) for values in series)
+    middle = [
+        (statistics.summarize([v[i] for v in series if i < len(v)]) or _NOTHING).median
+        for i in range(longest)
+    ]
+    marker = "o" if longest <= 12 else ""
+    panel.plot(range(1, longest + 1), middle, color=colour, linewidth=2, label=label,
+               marker=marker, markersize=4)  # fmt: skip
