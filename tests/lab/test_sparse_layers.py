@@ -472,6 +472,34 @@ def test_a_calibrated_layer_chooses_by_the_zeros_of_each_map(zeros, of_map, want
     assert layer.choose(x[:, :, :5])[1] == "not calibrated for such a map"
 
 
+def test_a_choice_of_the_last_map_holds_for_its_like_alone():
+    """And as long as what was measured is the same."""
+    layer = SparseConv2d(4, 4, 3, padding=1)
+    one, other = image(1, 4, 6, 6), image(1, 4, 6, 8)
+    last = one.contiguous(memory_format=torch.channels_last)
+    layer.crossovers = {
+        key_of(one): crossover(one, math.inf),
+        key_of(other): crossover(other, 0.0),
+        key_of(last): crossover(last, 0.0),
+    }
+    chosen = [layer.choose(x)[0] for x in (one, one, other, one, last, one)]
+    assert chosen == ["dense", "dense", "sparse", "dense", "sparse", "dense"]
+
+    layer.crossovers[key_of(one)] = crossover(one, 0.0)
+    assert layer.choose(one)[0] == "sparse"
+    del layer.crossovers[key_of(one)]
+    assert layer.choose(one)[1] == "not calibrated for such a map"
+    layer.crossovers[key_of(one)] = crossover(one, math.inf)
+    assert layer.choose(one)[0] == "dense"
+    assert copy.deepcopy(layer).choose(one)[0] == "dense"
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        assert layer.choose(one)[1] == "not calibrated for such a map"
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("shape", [(1, 128, 56, 56), (3, 64, 49, 33), (1, 2, 700, 701)])
 @pytest.mark.parametrize("last", [False, True])
 def test_a_large_map_is_sampled_all_over(shape, last):
