@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "fleet"))
 sys.path.insert(0, str(ROOT / "tests" / "launcher"))
 
 from boards import IMAGE, LabBoard  # noqa: E402
+from harness import wait_until  # noqa: E402
 from launching import TINY_TOML, Quiet, tiny_job, write_outcome, write_run  # noqa: E402
 
 from narrowgauge.executors.ssh import SshExecutor  # noqa: E402
@@ -139,6 +140,21 @@ def left_on(board: LabBoard) -> dict[str, Any]:
     names = board.docker("ps", "--all", "--quiet").split()
     runs = board.data / "runs"
     return {"containers": names, "folders": sorted(os.listdir(runs)) if runs.exists() else []}
+
+
+def wait_until_empty(board: LabBoard, seconds: float = 60.0) -> None:
+    """Nothing of a run is there any more. The launcher says `remove` and does not wait, so whoever
+    ends the line to the board waits for this first."""
+    left: dict[str, Any] = {}
+
+    def is_empty() -> bool:
+        left.update(left_on(board))
+        return not any(left.values())
+
+    try:
+        wait_until(is_empty, "an empty board", seconds)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {left} is left") from None
 
 
 def checkout(root: Path, middle: str = "") -> Path:

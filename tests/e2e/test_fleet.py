@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from board_lab import PATIENCE, begin, die, left_on, on_board, write_lab
+from board_lab import PATIENCE, begin, die, left_on, on_board, wait_until_empty, write_lab
 from boards import TOOLS, LabBoard, boards, make_image
 from harness import wait_until
 from line import Line
@@ -28,7 +28,6 @@ from narrowgauge.runner import attach, run_job
 from narrowgauge_contract.errors import ExitCode
 from narrowgauge_contract.outcome import Status
 
-NOTHING = {"containers": [], "folders": []}
 RUN = "20261121T101500Z-tiny-"
 
 
@@ -48,7 +47,7 @@ def board(lab: list[LabBoard]) -> Iterator[LabBoard]:
     """The first; a test leaves nothing on it."""
     yield lab[0]
     try:
-        wait_until(lambda: left_on(lab[0]) == NOTHING, "an empty board", 20)
+        wait_until_empty(lab[0])
     finally:
         lab[0].docker("rm", "--force", *left_on(lab[0])["containers"], check=False)
         shutil.rmtree(lab[0].data, ignore_errors=True)
@@ -97,6 +96,7 @@ def test_a_link_cut_in_a_run_costs_nothing(board: LabBoard, tmp_path: Path) -> N
         threading.Thread(target=lambda: (wait_until(seen.exists, "the run"), line.cut())).start()
 
         folder, record = run_job(there.job(RUN + "cccccc"), there.session)
+        wait_until_empty(board)
 
     assert (record.status, record.exit_code) == (Status.COMPLETE, 0)
     assert record.events_damaged == 0
@@ -120,6 +120,7 @@ def test_a_link_cut_in_the_copy_goes_on_where_it_was(board: LabBoard, tmp_path: 
 
         there.executor._open = remember  # type: ignore[assignment, method-assign]
         folder, record = run_job(there.job(RUN + "dddddd"), there.session)
+        wait_until_empty(board)
 
     assert record.exit_code == 0
     assert (folder.out / "big").stat().st_size == size
@@ -147,7 +148,7 @@ def test_an_engine_that_restarts_ends_the_run_and_loses_nothing(
     assert record.exit_code in (ExitCode.KILLED, ExitCode.INTERRUPTED)
     assert record.rows[0].index == 0
     assert (folder.out / "kept").read_text() == "kept\n"
-    wait_until(lambda: left_on(board) == NOTHING, "an empty board", 20)
+    wait_until_empty(board)
 
 
 def test_a_launcher_that_died_leaves_the_run_for_attach(board: LabBoard, tmp_path: Path) -> None:
@@ -325,7 +326,7 @@ def test_a_clock_ten_minutes_off_is_refused(lab: list[LabBoard], tmp_path: Path)
 
     assert raised.value.exit_code == ExitCode.HOST_UNFIT
     assert 599 < there.link.clock.skew_s < 601  # type: ignore[union-attr]
-    wait_until(lambda: left_on(board) == NOTHING, "an empty board", 20)
+    wait_until_empty(board)
 
 
 def test_a_stopped_run_is_recorded_as_interrupted(board: LabBoard, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_the_image_is_sent_once_and_all_boards_run(lab: Lab) -> None:
     assert "accuracy" in compared.stdout
     assert plot.is_file()
     for board in lab.boards:
-        wait_until(lambda board=board: not left_on(board)["folders"], "an empty board", 20)
+        wait_until(lambda board=board: not left_on(board)["folders"], "an empty board", 60)
 
 
 def test_a_list_of_runs_is_spread_over_the_boards(lab: Lab, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_sweep_whose_launcher_was_killed_is_taken_over(lab: Lab, tmp_path: Pat
     assert [width for width, _, code in _points(results) if code == 0] == [1, 2, 3, 4]
     assert begun <= {path.parent.name for path in results.glob("tiny/*/record.json")}
     for board in lab.boards:
-        wait_until(lambda board=board: not left_on(board)["folders"], "an empty board", 20)
+        wait_until(lambda board=board: not left_on(board)["folders"], "an empty board", 60)
 
 
 @pytest.mark.slow

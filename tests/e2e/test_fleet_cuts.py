@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from board_lab import PATIENCE, ROOT, begin, die, left_on, on_board
+from board_lab import PATIENCE, ROOT, begin, die, left_on, on_board, wait_until_empty
 from boards import TOOLS, LabBoard, boards, make_image
 from harness import wait_until
 from line import Line
@@ -65,7 +65,7 @@ def board(made: LabBoard) -> Iterator[LabBoard]:
     """A test leaves nothing on it."""
     yield made
     try:
-        wait_until(lambda: left_on(made) == NOTHING, "an empty board", 20)
+        wait_until_empty(made)
     finally:
         made.docker("rm", "--force", *left_on(made)["containers"], check=False)
         shutil.rmtree(made.data, ignore_errors=True)
@@ -123,6 +123,7 @@ def test_a_line_that_goes_as_a_run_begins_leaves_it_for_attach(
         line.round_trip_s, line.refusing = 0.0, False
 
         record = attach(folder, there.session)
+        wait_until_empty(board)
 
     assert f"narrowgauge attach {run}" in raised.value.next_step
     assert any("perhaps it goes on" in note for note in there.reporter.notes)
@@ -145,6 +146,7 @@ def test_a_connection_that_was_cut_since_the_board_was_asked_is_made_anew(
 
         monkeypatch.setattr(Channel, "follow", cut)
         _, record = run_job(there.job(RUN + "bbbbb0"), there.session)
+        wait_until_empty(board)
 
     assert followed == [True]
     assert (record.status, record.exit_code) == (Status.COMPLETE, 0)
@@ -180,7 +182,7 @@ def test_a_cut_before_the_container_is_there_waits_for_it(
         threading.Thread(target=go).start()
         _, record = run_job(there.job(run), there.session)
         # The last word to the board may still be on the line.
-        wait_until(lambda: left_on(board) == NOTHING, "an empty board", 20)
+        wait_until_empty(board)
 
     assert slow_docker.exists()
     assert (record.status, record.exit_code) == (Status.COMPLETE, 0)
