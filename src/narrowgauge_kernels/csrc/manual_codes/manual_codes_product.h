@@ -22,6 +22,11 @@ struct Factor {
 
 constexpr int kByteOffset = 128;
 
+// What a kernel keeps of a thread's registers while it runs: AMX the configuration of its tiles.
+struct alignas(64) KernelState {
+  std::uint8_t bytes[64];
+};
+
 // Factors are packed along depth into units of four bytes: two int16 or four bytes. Byte kernels
 // keep left factors as uint8 and right ones as int8, which those out of range are moved to:
 //   stored left = factor + left_offset, stored right = factor - right_offset
@@ -49,6 +54,11 @@ struct ProductKernel {
                     std::int32_t* tile, std::int32_t coefficient);
   // The sum over units of left[unit] . right[unit], modulo 2^32; units is a multiple of `lanes`.
   std::uint32_t (*dot)(std::int64_t units, const std::uint32_t* left, const std::uint32_t* right);
+
+  // Around any number of `run`s on one thread, where there are such: the first keeps what it changes
+  // of the thread in `state`, and the second brings that back.
+  void (*begin)(KernelState* state) = nullptr;
+  void (*end)(const KernelState* state) = nullptr;
 
   int left_offset(const Factor& factor) const {
     return per_unit == 4 && factor.reaches_below_zero() ? kByteOffset : 0;

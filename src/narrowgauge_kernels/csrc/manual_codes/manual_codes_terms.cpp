@@ -28,6 +28,27 @@ struct Segment {
   std::int64_t packed;  // where its panels start, in units
 };
 
+// The thread as the kernel wants it, for as long as this lives.
+class Ready {
+ public:
+  explicit Ready(const ProductKernel& kernel) : kernel_(kernel) {
+    if (kernel_.begin != nullptr) {
+      kernel_.begin(&state_);
+    }
+  }
+  ~Ready() {
+    if (kernel_.end != nullptr) {
+      kernel_.end(&state_);
+    }
+  }
+  Ready(const Ready&) = delete;
+  Ready& operator=(const Ready&) = delete;
+
+ private:
+  const ProductKernel& kernel_;
+  KernelState state_{};
+};
+
 class Product {
  public:
   Product(const Job& job, const std::vector<Term>& terms, const ProductKernel& kernel)
@@ -151,6 +172,7 @@ class Product {
 
   void run_block(const Segment& segment, std::int64_t row, const std::uint32_t* packed,
                  const std::uint32_t* column_corrections, Workspace& space) const {
+    const Ready ready(kernel_);
     const PixelRows pixels = job_.pixels(segment.group);
     const std::int64_t rows = std::min(kBlockRows, pixels.count() - row);
     const std::int64_t columns = padded(segment);
