@@ -101,12 +101,17 @@ def test_a_missing_nvrtc_names_the_line_that_installs_it(tmp_path):
         find_library([str(tmp_path)])
 
 
+_UNOPTIMISED = ("-Xcicc", "-O0", "-Xptxas", "-O0")
+
+
 @pytest.mark.parametrize(
     "capability", tiered([each for each in capabilities() if each not in NVRTC_ONLY])
 )
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda path: path.name)
-def test_launchers_compile_with_nvcc(launcher, capability, tmp_path):
-    """Device and host code, to machine code for exactly this capability, without a warning."""
+def test_launchers_compile_with_nvcc(launcher, capability, tmp_path, request):
+    """Device and host code, to machine code for exactly this capability, without a warning. In the
+    quick tier unoptimised, in half of the time: what is compiled there is built whenever there is a
+    GPU."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("nvcc is not installed (CUDA 13: apt-get install cuda-toolkit-13-0)")
@@ -119,6 +124,7 @@ def test_launchers_compile_with_nvcc(launcher, capability, tmp_path):
             f"-gencode=arch=compute_{number},code=sm_{number}",
             "-cubin",
             "-Werror=all-warnings",
+            *(() if request.node.get_closest_marker("slow") else _UNOPTIMISED),
             "-I",
             str(CSRC),
             "-o",
