@@ -33,9 +33,11 @@ class _Seen(NamedTuple):
     crossover: Crossover
 
     def holds(self, x: torch.Tensor, crossovers: Dict[Key, Crossover]) -> bool:
-        """Whether x is such a map, and nothing else was measured since, or forgotten."""
+        """Whether x is such a map, and nothing else was measured since, or forgotten. Never while
+        torch traces: it takes no operator that gives a number, as counting zeros does."""
         return (
-            x.shape == self.shape
+            torch._C._get_tracing_state() is None
+            and x.shape == self.shape
             and x.stride() == self.strides
             and x.dtype is self.dtype
             and x.device == self.device
@@ -147,7 +149,7 @@ class SparseConv2d(nn.Conv2d):
         crossover = self.crossovers.get(key)
         if crossover is None:
             return "sparse", lambda: "not calibrated for such a map"
-        if x.device.type == "cpu":
+        if x.device.type == "cpu" and torch._C._get_tracing_state() is None:
             self._seen = _Seen(
                 x.shape, x.stride(), x.dtype, x.device, torch.get_num_threads(), key, crossover
             )
