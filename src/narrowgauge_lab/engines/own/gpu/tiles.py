@@ -56,8 +56,8 @@ MOVING = (Block(32, 64), Block(64, 32), Block(16, 128), Block(8, 64), Block(128,
 MEAN = (Block(64, 16), Block(64, 32), Block(64, 64), Block(64, 128), Block(16, 128))
 
 
-#: (m, n, warps, stages, bytes of k), in the order in which they won on an H200, in 1,000 convolutions
-#: of 16 networks in fp16: a search may have no time for the last. From 64 pixels on Hopper's wide
+#: (m, n, warps, stages, bytes of k), in the order in which they won on an H200: in 1,000 layers of
+#: 16 networks in fp16. A search may have no time for the last. From 64 pixels on Hopper's wide
 #: instructions are used.
 _LARGE = (
     (128, 128, 8, 4, 128), (256, 128, 8, 3, 128), (128, 64, 4, 4, 128), (128, 256, 8, 3, 128),
