@@ -123,7 +123,7 @@ def _bars(drawing: Drawing, record: Record) -> Iterator[tuple[str, Figure]]:
         name, title = _called(drawing, label)
         words = [each.label(names) or record.experiment for each in group]
         picture = _figure(*bars_size(words, metrics), title, record)
-        paint_bars(picture, drawing, group, metrics, words)
+        paint_bars(picture, drawing, record, group, metrics, words)
         yield name, picture
 
 
@@ -178,8 +178,7 @@ def _fastest(found: Sequence[Configuration], names: Sequence[str]) -> str:
 def _ladders(drawing: Drawing, record: Record, floors: Floors) -> Iterator[tuple[str, Figure]]:
     """A waterfall per combination of the parameters that the ladder is not over."""
     for climb in climbs_of(drawing.ladder, record, floors) if drawing.ladder else ():
-        name = f"{drawing.name}-{file_word(climb.label)}" if climb.label else drawing.name
-        title = " · ".join(filter(None, (drawing.title, climb.label)))
+        name, title = _called(drawing, climb.label)
         picture = _figure(*ladder_size(climb), title, record)
         paint_ladder(picture, climb)
         yield name, picture
@@ -208,10 +207,9 @@ def _confusions(
         present = [matrix for matrix in matrices if matrix is not None]
         if not present:
             continue
-        label = each.label(names)
-        name = f"{drawing.name}-{file_word(label)}" if label else drawing.name
-        repeats = f"{len(present)} repeats" if len(present) > 1 else ""
-        title = " · ".join(filter(None, (drawing.title, label, repeats)))
+        name, title = _called(drawing, each.label(names))
+        if len(present) > 1:
+            title += f" · {len(present)} repeats"
         matrix = added(present)
         picture = _figure(*matrix_size(matrix), title, record)
         paint_matrix(picture, matrix, drawing)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from narrowgauge import statistics
-from narrowgauge.draw_labels import axis_of
+from narrowgauge.draw_labels import axis_of, unit_of
 from narrowgauge.draw_style import COLOURS
 from narrowgauge.statistics import Configuration
 from narrowgauge.units import Scale, number, prefixed_scale_of
 from narrowgauge_contract.drawing import Drawing
+from narrowgauge_contract.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +31,7 @@ def bars_size(words: Sequence[str], metrics: Sequence[str]) -> tuple[float, floa
 def paint_bars(
     picture: Figure,
     drawing: Drawing,
+    record: Record,
     found: Sequence[Configuration],
     metrics: Sequence[str],
     words: Sequence[str],
@@ -38,7 +40,7 @@ def paint_bars(
     labels = [each.replace(", ", "\n") for each in words]
     panels = picture.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
     for panel, metric in zip(panels, metrics, strict=True):
-        unit = _unit(found, metric)
+        unit = unit_of(record, metric)
         scale = _scale([each.figures(metric) for each in found], unit)
         for place, each in enumerate(found):
             figures = [scale.factor * value for value in each.figures(metric)]
@@ -51,11 +53,6 @@ def paint_bars(
             panel.set_title(axis_of(metric, ""), fontsize=10, loc="left")
         panel.grid(visible=False, axis="y")
         panel.margins(x=0.15)
-
-
-def _unit(found: Sequence[Configuration], metric: str) -> str:
-    rows = (row.metric(metric) for each in found for row in each.valid)
-    return next((each.unit for each in rows if each is not None), "")
 
 
 def _scale(bars: Sequence[Sequence[float]], unit: str) -> Scale:

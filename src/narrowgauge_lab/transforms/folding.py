@@ -39,10 +39,10 @@ class Folding:
     untraced: str
 
 
-def fold_batch_norm(model: nn.Module, *, in_place: bool = False) -> nn.Module:
+def fold_batch_norm(model: nn.Module) -> nn.Module:
     """A copy of `model` in eval mode with every BatchNorm folded that certainly can be; `folded`
     says which and why not the others."""
-    return folded(model, in_place=in_place).model
+    return folded(model).model
 
 
 def folded(model: nn.Module, *, in_place: bool = False) -> Folding:

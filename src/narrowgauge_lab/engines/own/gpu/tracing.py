@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from narrowgauge_lab.engines.hooks import require_none
-from narrowgauge_lab.transforms import fold_batch_norm
+from narrowgauge_lab.transforms import folded
 
 __all__ = ["ADDITIONS", "IN_PLACE", "first", "shares", "trace", "writes_over"]
 
@@ -37,12 +37,12 @@ def trace(model: nn.Module, *, in_place: bool = False) -> fx.GraphModule:
     unless `in_place`. Hooks of its modules are in it, or run with them; raises HooksNotTakenError
     for hooks of the network itself, which would be lost."""
     require_none("narrowgauge", "", model)
-    folded = fold_batch_norm(model, in_place=in_place)
-    graph = _Tracer().trace(folded)
+    network = folded(model, in_place=in_place).model
+    graph = _Tracer().trace(network)
     for node in graph.nodes:
         node.type = None  # torch 1.8 cannot write a graph whose annotations are strings
-    _hoist_shortcuts(graph, dict(folded.named_modules()))
-    return fx.GraphModule(folded, graph)
+    _hoist_shortcuts(graph, dict(network.named_modules()))
+    return fx.GraphModule(network, graph)
 
 
 def _written(function: Callable[[Any, Any], Any]) -> Callable[[fx.Proxy, Any], fx.Proxy]:
