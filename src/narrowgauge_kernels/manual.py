@@ -106,7 +106,7 @@ def conv2d_ref(
     height, width = unfolded.shape[4:]
     a = unfolded.reshape(batch, groups, 1, channels // groups * kernel.numel(), height, width)
     b = weight.detach().cpu().numpy().reshape(1, groups, filters // groups, depth, 1, 1)
-    sums = reference(mac, a, b).astype(np.float64).sum(axis=3)
+    sums = _summed(reference(mac, a, b), axis=3)
     return _with_bias(sums.reshape(batch, filters, height, width), bias, (1, -1, 1, 1))
 
 
@@ -116,7 +116,13 @@ def linear_ref(
     """What `linear` should give: float64, on the CPU, as `conv2d_ref`."""
     a = x.detach().cpu().numpy()[..., np.newaxis, :]
     b = weight.detach().cpu().numpy()
-    return _with_bias(reference(mac, a, b).astype(np.float64).sum(axis=-1), bias, (-1,))
+    return _with_bias(_summed(reference(mac, a, b), axis=-1), bias, (-1,))
+
+
+def _summed(products: np.ndarray, axis: int) -> np.ndarray:
+    # Infinities of both signs are NaN together, which is what a layer should give too.
+    with np.errstate(invalid="ignore"):
+        return products.astype(np.float64).sum(axis=axis)
 
 
 def _with_bias(

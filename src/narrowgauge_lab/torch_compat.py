@@ -127,6 +127,8 @@ def allow_tf32(allowed: bool) -> None:
         # new one differ; this sets both. https://github.com/pytorch/pytorch/issues/166387
         warnings.simplefilter("ignore", UserWarning)
         torch.set_float32_matmul_precision("high" if allowed else "highest")
+        # So does everybody who enters torch.backends.cudnn.flags().
+        torch.backends.cudnn.allow_tf32 = allowed
     torch.backends.cuda.matmul.fp32_precision = word
     torch.backends.cudnn.conv.fp32_precision = word
     torch.backends.cudnn.rnn.fp32_precision = word
@@ -166,7 +168,7 @@ def cpu_float32_is_strict() -> bool:
 @contextlib.contextmanager
 def tf32_set_to(allowed: bool) -> Iterator[None]:
     """`allow_tf32` for the length of a block; then all that it sets is as it was."""
-    word = _matmul_precision()
+    word, convolutions = _matmul_precision(), tf32_allowed()["conv"]
     flags = [(owner, name, getattr(owner, name)) for owner, name in _math_flags(word)]
     allow_tf32(allowed)
     try:
@@ -176,6 +178,8 @@ def tf32_set_to(allowed: bool) -> Iterator[None]:
             warnings.simplefilter("ignore", UserWarning)  # as in allow_tf32
             if word is not None:
                 torch.set_float32_matmul_precision(word)
+            if _per_operator_math():
+                torch.backends.cudnn.allow_tf32 = convolutions
         for owner, name, value in flags:
             setattr(owner, name, value)
 

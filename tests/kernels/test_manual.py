@@ -149,6 +149,17 @@ def test_linear(shape, mac):
         assert same_bits(got, result), isa
 
 
+@pytest.mark.parametrize("mac", MACS, ids=str)
+def test_infinities_of_both_signs_are_nan_together(mac):
+    """In the layer and in what it is held against, which says so without a warning."""
+    x = torch.tensor([[float("inf"), 1.0], [float("inf"), float("-inf")]])
+    weight = torch.tensor([[1.0, 1.0]])
+    wanted = linear_ref(x, weight, None, mac)
+    assert wanted[0] == float("inf")
+    assert torch.isnan(wanted[1])
+    assert torch.equal(torch.isnan(linear(x, weight, None, mac)), torch.isnan(wanted))
+
+
 def test_linear_empty():
     """An empty sum is the bias."""
     bias = torch.randn(3)

@@ -38,6 +38,24 @@ def test_tf32_is_set_for_a_block_and_then_as_it_was(before: bool) -> None:
         torch_compat.allow_tf32(False)
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_who_reads_the_older_flags_may_do_so(allowed: bool) -> None:
+    """`torch.backends.cudnn.flags()` does, which models and libraries enter; torch from 2.9 on
+    raises where what they say and what the newer ones say differ."""
+    cudnn = torch.backends.cudnn
+    try:
+        torch_compat.allow_tf32(allowed)
+        assert cudnn.allow_tf32 is allowed
+        with cudnn.flags(enabled=False, allow_tf32=allowed):
+            pass
+        assert torch_compat.tf32_allowed() == {"matmul": allowed, "conv": allowed}
+        with torch_compat.tf32_set_to(not allowed):
+            assert cudnn.allow_tf32 is not allowed
+        assert cudnn.allow_tf32 is allowed
+    finally:
+        torch_compat.allow_tf32(False)
+
+
 def test_what_torch_starts_with_survives_a_block_too() -> None:
     """Convolutions may use TF32 and products may not: two flags, not one."""
     torch_compat.allow_tf32(False)

@@ -13,6 +13,7 @@ from sact_cases import images_of, lively
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_kernels.library import has_kernels
+from narrowgauge_lab import torch_compat
 from narrowgauge_lab.anytime.sparse_positions import (
     Grid,
     add_at,
@@ -314,10 +315,8 @@ def test_shares_that_are_none_are_refused(share: float) -> None:
 @pytest.fixture
 def ieee_float32() -> Iterator[None]:
     """Neither cuDNN nor cuBLAS in TF32, which is not what the compiled loops compute."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+    with torch_compat.tf32_set_to(False):
+        yield
 
 
 #: As `WAYS`, on a GPU; without kernels for it the second fails, because GPU hosts build them.
