@@ -16,7 +16,7 @@ from narrowgauge_kernels import harness
 from narrowgauge_kernels.errors import GraphRefusedError
 from narrowgauge_kernels.harness import time_bare, time_kernel, time_operator
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timed, pytest.mark.usefixtures("kernels")]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.usefixtures("kernels")]
 
 LIMIT_S = 2.0
 

@@ -137,7 +137,6 @@ class RandomSizes(Objective):
         self._at = 0
         self._size = self._drawn[0]
 
-    # unverified: a captured step for each size | no GPU since | pytest -m gpu tests/lab
     def begin_update(self) -> Hashable:
         self._size = self._drawn[self._at % self._updates]
         self._at += 1

@@ -189,7 +189,6 @@ class WeightGradient:
         return near
 
 
-# unverified: sums in parts, captured | no GPU here | pytest -m gpu test_hetero_replay_gpu.py
 def halves(pieces: Spans) -> Spans:
     """The parts of a batch that travels in these pieces."""
     found, at = [], 0

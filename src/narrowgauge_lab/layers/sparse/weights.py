@@ -89,7 +89,6 @@ class SemiStructuredConv2d(nn.Module):
         self.bias: Optional[torch.Tensor] = None if layer.bias is None else layer.bias.detach()
         self.compressed: Any = _compressed(dense)
 
-    # unverified: 2:4 products | needs CUDA 8.0 | pytest -m gpu tests/lab/test_sparse_weights.py
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, shape = _rows(x)
         result = nn.functional.linear(rows, self.compressed, self.bias)

@@ -1,4 +1,3 @@
-// unverified: transposition of 8-bit codes on CUDA | compiled and emulated, no GPU was at hand | pytest -m gpu tests/kernels/test_manual_codes_cuda.py
 // Launcher of the transposition. No torch header: this file compiles for any torch.
 #include "manual_codes/cuda/manual_codes_transpose.cuh"
 

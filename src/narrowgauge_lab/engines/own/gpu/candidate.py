@@ -7,6 +7,8 @@ from typing import Any, Callable, List, Mapping, Optional, Tuple
 
 __all__ = ["Candidate", "Launch", "problem_key", "triton_candidate"]
 
+_OURS = "triton"
+
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
@@ -17,11 +19,15 @@ class Candidate:
     store: Callable[[], Mapping[str, Any]]
     start: Callable[[], None]
 
+    @property
+    def is_ours(self) -> bool:
+        return self.provider == _OURS
+
 
 def triton_candidate(kernel: str, block: Any, start: Callable[[], None]) -> Candidate:
     """One of our kernels with a `block`, a dataclass of the numbers that tell it from others."""
     spec = {"kernel": kernel, **dataclasses.asdict(block)}
-    return Candidate("triton", f"{kernel} {block}", lambda: spec, start)
+    return Candidate(_OURS, f"{kernel} {block}", lambda: spec, start)
 
 
 def _nobody(seconds: float) -> List[Candidate]:

@@ -50,12 +50,14 @@ _MAGIC = tl.constexpr(12582912.0)
 
 
 @triton.jit
-def _await_turn(AHEAD: tl.constexpr):
+def _await_turn(allow_next, AHEAD: tl.constexpr):
     """First of all in every kernel: until what was launched before it has ended, its stores done.
-    Then the next one may be put beside it, and waits likewise: there is never a third."""
+    Then, unless `allow_next` is 0, the next one may be put beside it and waits likewise: there is
+    never a third."""
     if AHEAD:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        if allow_next != 0:
+            tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
@@ -153,11 +155,12 @@ def _sum(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["allow_next"])
 def conv_kernel(
     x, w, scale, bias, residual, y, before_scale, before_shift, partial, tickets,
     pixels, count, channels, depth, out_h, out_w, in_h, in_w, x_n, x_h, x_w,
     y_pixel, residual_pixel, residual_scale, before_low, before_high, low, high, steps_each,
+    allow_next,
     COLUMNS: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, WINDOW: tl.constexpr,
     MASKED: tl.constexpr, BEFORE: tl.constexpr, RESIDUAL: tl.constexpr, SCALED: tl.constexpr,
     OUT: tl.constexpr, MATH: tl.constexpr, SPLIT: tl.constexpr, BEFORE_OUT: tl.constexpr,
@@ -176,7 +179,7 @@ def conv_kernel(
     draws the last of the tile's `tickets` adds the parts in order and finishes, so the result does
     not depend on who that is. Tickets are 0 before and after.
     """
-    _await_turn(AHEAD)
+    _await_turn(allow_next, AHEAD)
     blocks_n = tl.cdiv(count, BLOCK_N)
     # Neighbouring programs share their pixels and differ in output channels: the activations, much
     # larger than the weights, then come from memory once.
@@ -224,15 +227,15 @@ def conv_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["allow_next"])
 def linear_kernel(
-    x, w, scale, bias, y, count, channels, depth, low, high,
+    x, w, scale, bias, y, count, channels, depth, low, high, allow_next,
     SCALED: tl.constexpr, OUT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y[k] = format(clamp(scale[k] · Σ x · w[k] + bias[k])) of one image: each weight is read once,
     and nothing else counts."""
-    _await_turn(AHEAD)
+    _await_turn(allow_next, AHEAD)
     k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     c = tl.arange(0, BLOCK_K)
     rows = w + k.to(tl.int64)[:, None] * depth
@@ -250,16 +253,16 @@ def linear_kernel(
     tl.store(y + k, _to_format(_clamp(value, low, high), OUT), mask=k < count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["allow_next"])
 def depthwise_kernel(
     x, w, scale, bias, y,
-    pixels, channels, out_h, out_w, in_h, in_w, x_pixel, y_pixel, low, high,
+    pixels, channels, out_h, out_w, in_h, in_w, x_pixel, y_pixel, low, high, allow_next,
     SIDE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, SCALED: tl.constexpr,
     OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
     """A convolution of each channel by itself: w is [SIDE², channels]."""
-    _await_turn(AHEAD)
+    _await_turn(allow_next, AHEAD)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     q = m % out_w
@@ -284,16 +287,16 @@ def depthwise_kernel(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["allow_next"])
 def pool_kernel(
     x, y, before_scale, before_shift,
     pixels, channels, out_h, out_w, in_h, in_w, x_pixel, y_pixel, factor, before_low, before_high,
-    rows, columns, STRIDE: tl.constexpr, PADDING: tl.constexpr, MEAN: tl.constexpr,
+    rows, columns, allow_next, STRIDE: tl.constexpr, PADDING: tl.constexpr, MEAN: tl.constexpr,
     BEFORE: tl.constexpr, OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
     """The maximum, or the sum times `factor`, over windows of rows × columns pixels."""
-    _await_turn(AHEAD)
+    _await_turn(allow_next, AHEAD)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     q = m % out_w
@@ -329,15 +332,15 @@ def pool_kernel(
     tl.store(y + place, _to_format(result, OUT), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["allow_next"])
 def mean_kernel(
     x, y, before_scale, before_shift, area, channels, x_pixel, y_pixel, factor, before_low,
-    before_high, BEFORE: tl.constexpr, OUT: tl.constexpr, BLOCK_M: tl.constexpr,
+    before_high, allow_next, BEFORE: tl.constexpr, OUT: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
     """The sum over all `area` pixels of an image times `factor`, BLOCK_M pixels at a time."""
-    _await_turn(AHEAD)
+    _await_turn(allow_next, AHEAD)
     n = tl.program_id(0)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     m = tl.arange(0, BLOCK_M)
@@ -359,14 +362,14 @@ def mean_kernel(
     tl.store(y + n.to(tl.int64) * y_pixel + c, _to_format(result, OUT), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["allow_next"])
 def affine_kernel(
-    x, y, scale, shift, pixels, channels, x_pixel, y_pixel, low, high,
+    x, y, scale, shift, pixels, channels, x_pixel, y_pixel, low, high, allow_next,
     OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y = format(clamp(x · scale[c] + shift[c])), pixel by pixel."""
-    _await_turn(AHEAD)
+    _await_turn(allow_next, AHEAD)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     mask = (m < pixels)[:, None] & (c < channels)[None, :]
@@ -377,16 +380,17 @@ def affine_kernel(
     tl.store(y + m.to(tl.int64)[:, None] * y_pixel + c[None, :], _to_format(value, OUT), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["allow_next"])
 def read_kernel(
     x, y, x_n, x_c, x_h, x_w, channels, height, width, padded_h, padded_w, inverse_scale,
+    allow_next,
     PADDING: tl.constexpr, PIXEL: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Images [N, C, H, W] of any float type and strides to [N, padded_h, padded_w, PIXEL] in the
     format; borders and channels beyond C are zero."""
-    _await_turn(AHEAD)
+    _await_turn(allow_next, AHEAD)
     row = tl.program_id(0)  # n · padded_h + h
     n = row // padded_h
     h = row % padded_h - PADDING

@@ -6,6 +6,7 @@ from typing import Optional, Tuple
 
 import torch
 
+from narrowgauge_lab.engines.own.gpu.ahead import Turn
 from narrowgauge_lab.engines.own.gpu.formats import NumberFormat
 from narrowgauge_lab.engines.own.gpu.lowering import Sizes
 from narrowgauge_lab.engines.own.gpu.packing import STEM_PIXEL, PackedWeight
@@ -95,6 +96,8 @@ class Memory:
         )
         self._result: Optional[torch.Tensor] = None
         self._lanes = (Lane(device), Lane(device))
+        #: Of whatever is launched next in this memory.
+        self.turn = Turn()
 
     def _input(self, stem: Optional[PackedWeight]) -> Tuple[int, Place]:
         channels, height, width = self.size(self.plan.source)

@@ -31,7 +31,7 @@ class Moves:
         from narrowgauge_lab.engines.own.gpu import kernels
 
         self._kernels = kernels
-        self._ahead = ahead(memory.device)
+        self._ahead, self._turn = ahead(memory.device), memory.turn
         self._memory, self._numbers, self._form = memory, numbers, memory.form
 
     def read(self, images: torch.Tensor) -> Callable[[], None]:
@@ -47,8 +47,8 @@ class Moves:
         def start() -> None:
             kernel[(batch * where.height, -(-where.width // block))](
                 images, y, *images.stride(), channels, height, width, where.height, where.width,
-                inverse, PADDING=border, PIXEL=where.pixel, OUT=form.code, BLOCK=block,
-                BLOCK_C=block_c, **self._ahead,
+                inverse, self._turn.allow_next, PADDING=border, PIXEL=where.pixel, OUT=form.code,
+                BLOCK=block, BLOCK_C=block_c, **self._ahead,
             )  # fmt: skip
 
         return start
@@ -92,9 +92,9 @@ class Moves:
                     x, y, before.scale, before.shift,
                     pixels, into.channels, into.height, into.width, where.height, where.width,
                     where.pixel, into.pixel, factor, before.low, before.high, rows, columns,
-                    STRIDE=step.stride, PADDING=step.padding, MEAN=step.kind == "mean",
-                    BEFORE=early, OUT=form.code, BLOCK_M=block.pixels, BLOCK_C=block.channels,
-                    **self._ahead,
+                    self._turn.allow_next, STRIDE=step.stride, PADDING=step.padding,
+                    MEAN=step.kind == "mean", BEFORE=early, OUT=form.code, BLOCK_M=block.pixels,
+                    BLOCK_C=block.channels, **self._ahead,
                 )  # fmt: skip
 
             return start
@@ -113,8 +113,8 @@ class Moves:
                 kernel[grid](
                     x, y, before.scale, before.shift, where.height * where.width, into.channels,
                     where.pixel, into.pixel, factor, before.low, before.high,
-                    BEFORE=early, OUT=form.code, BLOCK_M=block.pixels, BLOCK_C=block.channels,
-                    **self._ahead,
+                    self._turn.allow_next, BEFORE=early, OUT=form.code, BLOCK_M=block.pixels,
+                    BLOCK_C=block.channels, **self._ahead,
                 )  # fmt: skip
 
             return start
@@ -159,8 +159,8 @@ class Moves:
             def start() -> None:
                 kernel[grid](
                     x, y, before.scale, before.shift, pixels, where.channels, where.pixel,
-                    into.pixel, before.low, before.high, OUT=form.code, BLOCK_M=block.pixels,
-                    BLOCK_C=block.channels, **self._ahead,
+                    into.pixel, before.low, before.high, self._turn.allow_next, OUT=form.code,
+                    BLOCK_M=block.pixels, BLOCK_C=block.channels, **self._ahead,
                 )  # fmt: skip
 
             return start

@@ -123,7 +123,6 @@ class OwnNetwork:
             replay = self._captured(work, batch) if self._graph else None
         seen = observe(work.run) if replay is None else replay.observations
         there = None
-        # unverified: images read where they lie | no GPU here | nox -s gpu, test_own_gpu_cuda.py
         if replay is not None and given is not None and given.device == images.device:
             given = given.detach()
             with self.phases.of("capture in place"):

@@ -77,7 +77,7 @@ class Products:
         from narrowgauge_lab.engines.own.gpu import kernels
 
         self._kernels = kernels
-        self._ahead = ahead(memory.device)
+        self._ahead, self._turn = ahead(memory.device), memory.turn
         self._memory, self._modules, self._weights = memory, modules, weights
         self._numbers, self._form = numbers, memory.form
 
@@ -156,7 +156,7 @@ class Products:
                 kernel[grid](
                     x, packed.values, after.scale, after.bias, y,
                     pixels, into.channels, into.height, into.width, where.height, where.width,
-                    where.pixel, into.pixel, after.low, after.high,
+                    where.pixel, into.pixel, after.low, after.high, self._turn.allow_next,
                     SIDE=packed.rows, STRIDE=packed.stride, PADDING=packed.padding,
                     SCALED=form.scaled, OUT=form.code, BLOCK_M=block.pixels,
                     BLOCK_C=block.channels, **self._ahead,
@@ -219,7 +219,7 @@ class Products:
                 shape.pixels, shape.count, packed.channels, packed.depth,
                 at.out_h, at.out_w, at.in_h, at.in_w, at.x_n, at.x_h, at.x_w,
                 on.y_pixel, on.residual_pixel, on.residual_scale,
-                first.low, first.high, after.low, after.high, each,
+                first.low, first.high, after.low, after.high, each, self._turn.allow_next,
                 COLUMNS=at.columns, STRIDE=at.stride, PADDING=at.padding, WINDOW=shape.window,
                 MASKED=packed.channels % tile.k != 0, BEFORE=before is not None,
                 RESIDUAL=on.residual_pixel > 0, SCALED=form.scaled, OUT=on.out, MATH=math,
@@ -239,8 +239,8 @@ class Products:
             declare("triton::linear_kernel", on.x, packed.values, on.y, count * packed.channels)
             kernel[(-(-count // tile.n),)](
                 on.x, packed.values, after.scale, after.bias, on.y, count, packed.channels,
-                packed.depth, after.low, after.high, SCALED=form.scaled, OUT=on.out,
-                BLOCK_N=tile.n, BLOCK_K=tile.k, num_warps=tile.warps, **self._ahead,
+                packed.depth, after.low, after.high, self._turn.allow_next, SCALED=form.scaled,
+                OUT=on.out, BLOCK_N=tile.n, BLOCK_K=tile.k, num_warps=tile.warps, **self._ahead,
             )  # fmt: skip
 
         return start

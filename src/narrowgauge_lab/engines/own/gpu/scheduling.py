@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Tuple
+import dataclasses
+from typing import Dict, Generic, List, Mapping, Sequence, Tuple, TypeVar
 
 from narrowgauge_lab.engines.own.gpu.steps import ConcatStep, ConvStep, Plan, sources
 
-__all__ = ["besides"]
+__all__ = ["Queued", "besides", "in_turn"]
+
+T = TypeVar("T")
 
 
 def besides(plan: Plan, copies: Mapping[str, Tuple[Tuple[str, int], ...]]) -> Dict[int, int]:
@@ -38,3 +41,40 @@ def besides(plan: Plan, copies: Mapping[str, Tuple[Tuple[str, int], ...]]) -> Di
         if between:
             found[place] = waiting
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Queued(Generic[T]):
+    """A launch in its turn.
+
+    `aside`: it is on the second stream. `joins`: before it the first stream waits for the second;
+    `forks`: then the second waits for the first. `follows`: it waits for nothing but what was
+    launched right before it, on the same stream.
+    """
+
+    launch: T
+    aside: bool
+    joins: bool
+    forks: bool
+    follows: bool
+
+
+def in_turn(steps: Sequence[Sequence[T]], waiting: Mapping[int, int]) -> List[Queued[T]]:
+    """The launches of all steps in order. `waiting`: of `besides`; without it there is one stream.
+    What comes before the first is on the first stream, as is what comes after the last, which has
+    to wait for the second."""
+    queue: List[Queued[T]] = []
+    waited_for: List[int] = []
+    joins, before = False, False
+    for place, step in enumerate(steps):
+        if place in waited_for:
+            joins, waited_for = True, []
+        aside = place in waiting
+        for number, launch in enumerate(step):
+            forks = aside and number == 0
+            follows = aside == before and not joins and not forks
+            queue.append(Queued(launch, aside, joins, forks, follows))
+            joins, before = False, aside
+        if aside:
+            waited_for.append(waiting[place])
+    return queue

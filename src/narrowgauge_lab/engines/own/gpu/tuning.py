@@ -22,7 +22,6 @@ __all__ = ["Settled", "Tuned", "faster", "key_of", "restore", "tune"]
 _LAUNCHES = 4
 _REPLAYS = 5
 _COMPILERS = 16
-# unverified: a search within so many seconds | no GPU since | nox -s gpu, test_own_gpu_cuda.py
 #: Of the seconds for a search, the parts that are over when compilers, and when libraries, stop:
 #: what is left goes into measuring.
 _COMPILED_BY, _FOUND_BY = 0.4, 0.8
@@ -78,7 +77,7 @@ def tune(
     begin = time.monotonic()
     with phases.of("first"):
         likeliest = [launch.own[:1] for launch in fresh.values()]
-        _compile([each for each in likeliest if each[0].provider == "triton"], math.inf)
+        _compile([each for each in likeliest if each[0].is_ours], math.inf)
         run()
     with phases.of("compile"):
         ours = [launch.own[1:] for launch in fresh.values()]
@@ -118,7 +117,7 @@ def _compile(groups: Sequence[Sequence[Candidate]], deadline: float) -> Set[int]
 
 
 def _starts(candidate: Candidate) -> bool:
-    if candidate.provider != "triton":
+    if not candidate.is_ours:
         candidate.start()
         return True
     from narrowgauge_lab.engines.own.gpu.kernels import OutOfResources

@@ -11,6 +11,7 @@ from narrowgauge_lab.engines.own.gpu.candidate import Launch
 from narrowgauge_lab.engines.own.gpu.launches import Launches
 from narrowgauge_lab.engines.own.gpu.lowered import Lowered
 from narrowgauge_lab.engines.own.gpu.memory import Memory
+from narrowgauge_lab.engines.own.gpu.scheduling import Queued, in_turn
 
 __all__ = ["Work"]
 
@@ -26,7 +27,7 @@ class Work:
         self._device = network.device
         self._waiting = memory.placement.waits
         makes = Launches(memory, network.modules, network.weights, network.affines, network.scales)
-        self._makes = makes
+        self._makes, self._turn = makes, memory.turn
         self._steps: List[Tuple[Launch, ...]] = [
             tuple(makes.of(step, beside=place in self._waiting))
             for place, step in enumerate(network.plan.steps)
@@ -51,30 +52,33 @@ class Work:
         return functools.partial(self._run, self._makes.read(images))
 
     def _run(self, read: Callable[[], None]) -> torch.Tensor:
-        read()
-        if self.beside:
-            self._run_besides()
-        else:
-            for launch in self.launches():
-                launch()
+        queue = in_turn(self._steps, self._waiting if self.beside else {})
+        first = torch.cuda.current_stream(self._device) if self.beside else None
+        for now, after in zip([None, *queue], [*queue, None]):
+            self._turn.allow_next = int(after is not None and _may_begin_early(after))
+            if now is None:
+                read()
+            elif first is None:
+                now.launch()
+            else:
+                self._start_on(first, now)
+        # Whoever launches a step alone launches it again and again.
+        self._turn.allow_next = 1
+        if first is not None and self._second is not None:
+            first.wait_stream(self._second)
         return self._finish()
 
-    def _run_besides(self) -> None:
+    def _start_on(self, first: torch.cuda.Stream, each: Queued[Launch]) -> None:
         if self._second is None:
             self._second = torch.cuda.Stream(self._device)
-        first, second = torch.cuda.current_stream(self._device), self._second
-        waited_for: List[int] = []
-        for place, step in enumerate(self._steps):
-            if place in waited_for:
-                first.wait_stream(second)
-                waited_for = []
-            if place not in self._waiting:
-                for launch in step:
-                    launch()
-                continue
-            second.wait_stream(first)
-            with torch.cuda.stream(second):
-                for launch in step:
-                    launch()
-            waited_for.append(self._waiting[place])
-        first.wait_stream(second)
+        if each.joins:
+            first.wait_stream(self._second)
+        if each.forks:
+            self._second.wait_stream(first)
+        with torch.cuda.stream(self._second if each.aside else first):
+            each.launch()
+
+
+def _may_begin_early(each: Queued[Launch]) -> bool:
+    """While what is launched before it still runs; see `Turn`."""
+    return each.follows and each.launch.running().is_ours
