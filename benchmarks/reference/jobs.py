@@ -40,6 +40,7 @@ class Job:
     after: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     alone: bool = False
+    shares: bool = False
 
 
 class ListError(Exception):
@@ -113,6 +114,7 @@ def _job(table: dict[str, Any], place: str) -> Job:
         after=tuple(table.get("after", ())),
         env=tuple(sorted((key, str(value)) for key, value in table.get("env", {}).items())),
         alone=bool(table.get("alone", False)),
+        shares=bool(table.get("shares", False)),
     )
 
 

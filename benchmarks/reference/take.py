@@ -19,6 +19,11 @@ it in the list that it waits for and whose folders it may read, as `{out}/NAME/â
 is left undone where one of them failed. `env` sets variables, `alone = true` waits until every
 other lane has ended, and the others wait for it: for what measures the CPU or the bus too.
 
+A GPU that is named several times (`--gpus 0,0,0,0`) has as many lanes, by NVIDIA's MPS where that
+is installed. Only jobs with `shares = true` run side by side there, each on its share of the cores,
+and whatever one of them times is timed while the others stand aside (`narrowgauge_lab.turns`); how
+fast they trained is not recorded. Every other job has the host to itself.
+
 The host is described once, as the launcher would (DIR/host.json), so that records say where they
 come from; where this Python is too old for the launcher they do not, and it is said.
 
@@ -52,6 +57,7 @@ from jobs import (
     words,
 )
 from packing import pack, pack_arrays
+from sharing import is_shared, mps, sharing, turns_of
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What a job is given to end in order once the time is up, before it is killed.
@@ -189,6 +195,9 @@ def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespac
     )
     if gpu:
         env["CUDA_VISIBLE_DEVICES"] = gpu
+    if job.shares and is_shared(options.gpus.split(",")):
+        env.update(options.mps)
+        env.update(turns_of(options.out, gpu))
     env.update(job.env)
     env["OUT"] = str(folder)
     if begun_on(folder) is None:
@@ -303,14 +312,15 @@ def main(arguments: Sequence[str]) -> int:
     due = [job for job in due if job.name not in lacking]
     if any(job.experiment for job in due):
         options.host = describe_host(options.out)
-    queue = Queue(due, options)
+    shared = is_shared(options.gpus.split(","))
+    queue = Queue(sharing(due) if shared else due, options)
     codes: dict[str, int | None] = {}
     gpus = options.gpus.split(",")
     threads = [
         threading.Thread(target=lane, args=(queue, gpus[i], cores, options, codes))
         for i, cores in enumerate(share_cores(len(gpus)))
     ]
-    with interruptible():
+    with interruptible(), mps() if shared else contextlib.nullcontext({}) as options.mps:
         for thread in threads:
             thread.start()
         try:

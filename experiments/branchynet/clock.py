@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, NamedTuple
 
 import torch
 
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import torch_compat, turns
 from narrowgauge_lab.anytime.device_exit import EagerExits, make_exits
 from narrowgauge_lab.anytime.policies import Memory, Policy
 from narrowgauge_lab.anytime.systems.branchynet import BranchyNet
@@ -77,7 +77,7 @@ def record_clock(
     several.
     """
     with cpu_threads(threads) as running, in_eval_mode(net), torch_compat.inference_mode():
-        with mode.autocast():
+        with mode.autocast(), turns.alone():
             _record(ctx, net, images, by)
         ctx.fact("clock_threads", running)
 

@@ -6,7 +6,7 @@ import functools
 import time
 from typing import List
 
-from narrowgauge_lab import precision, training
+from narrowgauge_lab import precision, training, turns
 from narrowgauge_lab.anytime.feeds import Splits, splits_of
 from narrowgauge_lab.anytime.ladder import Rung, score_ladder
 from narrowgauge_lab.anytime.logits_file import About
@@ -44,7 +44,7 @@ def run(ctx: RowContext) -> None:
     if members is None:
         return
     # What a process before a resume took is in each member's `seconds_before_resume`.
-    if not resumed:
+    if not (resumed or turns.sharing()):
         seconds = time.monotonic() - began
         ctx.metric("training_seconds", seconds, unit="s", source="monotonic")
     _score(ctx, splits, members)

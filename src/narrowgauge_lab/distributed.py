@@ -30,7 +30,7 @@ from narrowgauge_contract.errors import (
     NotApplicableError,
     UsageError,
 )
-from narrowgauge_lab import facts
+from narrowgauge_lab import facts, turns
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.network_interface import interface_towards
 from narrowgauge_lab.nodes import Meeting
@@ -132,6 +132,12 @@ def spread(ctx: RowContext, nproc: int, body: Body) -> None:
         body(ctx, ALONE)
         return
     backend = "nccl" if on_gpu else "gloo"
+    if on_gpu and turns.sharing():
+        raise UsageError(
+            f"a row of {here} processes cannot share its GPUs with other runs",
+            why="one that stands aside would keep the others of its row waiting on theirs",
+            next_step=f"unset {turns.ENV}, and run nothing else there",
+        )
     _require(ctx, here, backend)
     away = None if ctx.meeting is None else _Away(ctx.meeting, devices[:here])
     machines = [devices[:here]] if away is None else away.devices

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Tuple
 
+from narrowgauge_lab import turns
 from narrowgauge_lab.context import RowContext
 
 __all__ = ["EPOCH_METRICS", "SCALING_METRICS", "UNDERFLOW_METRICS", "History"]
@@ -19,6 +20,8 @@ EPOCH_METRICS = {
     "learning_rate": ("1", "schedule"),
     "epoch_seconds": ("s", "monotonic"),
 }
+#: What is no figure where others work on the GPU too.
+_TIMES = ("images_per_second", "epoch_seconds")
 #: The scale after the epoch, and how many of its updates an overflow cost.
 SCALING_METRICS = {"loss_scale": ("1", "computed"), "skipped_steps": ("step", "computed")}
 #: After the epoch: the largest share of a gradient's values not 0 that a placed pass took for 0.
@@ -26,8 +29,10 @@ UNDERFLOW_METRICS = {"gradient_underflow": ("%", "computed")}
 
 
 class History:
-    """One value per metric and epoch. `clock` is the source of the timing windows; `scaling` and
-    `underflow`: whether epochs have these metrics; `more`: others, their unit and source by name.
+    """One value per metric and epoch; no times where the GPU is shared, of any of a row's epochs.
+
+    `clock` is the source of the timing windows; `scaling` and `underflow`: whether epochs have
+    these metrics; `more`: others, their unit and source by name.
     """
 
     def __init__(
@@ -36,7 +41,10 @@ class History:
         underflow: bool = False,
         more: Optional[Dict[str, Tuple[str, str]]] = None,
     ) -> None:
-        self._declared = dict(EPOCH_METRICS)
+        unmeasured = _TIMES if turns.sharing() else ()
+        self._declared = {
+            name: kind for name, kind in EPOCH_METRICS.items() if name not in unmeasured
+        }
         self._declared.update(SCALING_METRICS if scaling else {})
         self._declared.update(UNDERFLOW_METRICS if underflow else {})
         self._declared.update(more or {})
@@ -63,4 +71,6 @@ class History:
 
     def load_state_dict(self, saved: Dict[str, Any]) -> None:
         self.clock = saved["clock"]
-        self.values = {name: list(values) for name, values in saved["values"].items()}
+        known = saved["values"]
+        self._declared = {name: kind for name, kind in self._declared.items() if name in known}
+        self.values = {name: list(known[name]) for name in self._declared}

@@ -18,7 +18,7 @@ from narrowgauge_contract.errors import ExitCode, SkippedError
 from narrowgauge_contract.events import EventKind, EventLog
 from narrowgauge_contract.job import Job, RowPlan
 from narrowgauge_contract.outcome import ErrorInfo, Status, encode_error
-from narrowgauge_lab import profiling
+from narrowgauge_lab import profiling, turns
 from narrowgauge_lab.console import complain, flush
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.errors import bytes_asked, describe
@@ -130,6 +130,7 @@ def _measure(job: Job, plan: RowPlan, log: EventLog, setting: Setting) -> RowCon
     )
     complete = False
     try:
+        turns.begin(context.device)
         profiling.watch(context, run)
         complete = True
     except (RuntimeError, MemoryError) as error:
@@ -139,7 +140,7 @@ def _measure(job: Job, plan: RowPlan, log: EventLog, setting: Setting) -> RowCon
         raise
     finally:
         # However it ends: these are what ran, after the experiment has set what it sets.
-        for name, value in _settings(setting.device).items():
+        for name, value in {**_settings(setting.device), **turns.facts()}.items():
             context.fact(name, value)
         context.finish(complete=complete)
     return context

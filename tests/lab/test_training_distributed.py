@@ -294,6 +294,22 @@ def test_each_process_needs_a_gpu(
     assert "-p nproc=0" in caught.value.next_step
 
 
+def test_several_processes_do_not_share_their_gpus_with_other_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "in_child", lambda question: ["a card"] * 2)
+    monkeypatch.setenv("NARROWGAUGE_TURNS", str(tmp_path / "turns"))
+    case = Spread(tmp_path)
+
+    def spread(ctx: RowContext, group: Group) -> None:
+        ctx.device = torch.device("cuda")
+        distributed.spread(ctx, 2, lambda ctx, group: None)
+
+    with pytest.raises(UsageError, match="2 processes cannot share its GPUs") as caught:
+        case.spread(1, spread)
+    assert "unset NARROWGAUGE_TURNS" in caught.value.next_step
+
+
 def test_nproc_0_is_every_gpu_and_one_process_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import signal
 import sys
 import tarfile
@@ -128,6 +129,70 @@ def test_what_is_alone_overlaps_with_nothing(take: ModuleType, tmp_path: Path) -
     times = {n: [float(t) for t in (tmp_path / "out" / n / "t").read_text().split()] for n in names}
     begin, end = times.pop("alone")
     assert all(t[1] <= begin or t[0] >= end for t in times.values())
+
+
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in of NVIDIA's MPS control, which tells its file what it was asked."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    said = tmp_path / "mps.txt"
+    program = folder / "nvidia-cuda-mps-control"
+    program.write_text(
+        '#!/bin/sh\n[ "$1" = -d ] && { echo "-d" >> ' + str(said) + "; exit 0; }\n"
+        f'echo "$(cat) $CUDA_MPS_PIPE_DIRECTORY" >> {said}\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return said
+
+
+def test_lanes_of_one_gpu_share_it_by_turns_and_others_are_alone(
+    take: ModuleType, tmp_path: Path, control: Path
+) -> None:
+    told = "import json, os, time; a = time.time(); time.sleep(0.5); keys = ('NARROWGAUGE_TURNS', "
+    told += (
+        "'CUDA_MPS_PIPE_DIRECTORY', 'CUDA_VISIBLE_DEVICES'); open(os.environ['OUT'] + '/t', 'w')"
+    )
+    told += ".write(json.dumps([a, time.time(), [os.environ.get(k) for k in keys]]))"
+    jobs = write_list(tmp_path / "jobs.toml", dict.fromkeys(["a", "b", "timed"], told))
+    for name in "ab":
+        text = jobs.read_text().replace(f'name = "{name}"', f'name = "{name}"\nshares = true')
+        jobs.write_text(text)
+    out = tmp_path / "out"
+
+    assert take.main([str(jobs), "--out", str(out), "--gpus", "0,0"]) == 0
+    seen = {name: json.loads((out / name / "t").read_text()) for name in ("a", "b", "timed")}
+    assert max(seen["a"][0], seen["b"][0]) < min(seen["a"][1], seen["b"][1])
+    assert seen["timed"][0] > max(seen["a"][1], seen["b"][1])
+    pipe = seen["a"][2][1]
+    assert seen["a"][2] == seen["b"][2] == [str(out / ".turns-0"), pipe, "0"]
+    assert seen["timed"][2] == [None, None, "0"]
+    assert control.read_text() == f"-d\nquit -t 10 {pipe}\n"
+    assert not Path(pipe).exists()
+
+
+@pytest.mark.parametrize(("gpus", "program"), [("0,1", ""), ("0,0", "exit 1"), ("0,0", None)])
+def test_without_a_daemon_lanes_get_slices_of_time(
+    gpus: str, program: str | None, take: ModuleType, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """It is not asked for where every lane has a GPU of its own."""
+    if program is not None:
+        control = tmp_path / "nvidia-cuda-mps-control"
+        control.write_text(f"#!/bin/sh\necho asked\n{program}\n")
+        control.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    show = "import os; print(os.environ.get('CUDA_MPS_PIPE_DIRECTORY'))"
+    jobs = write_list(tmp_path / "jobs.toml", {"a": show})
+    jobs.write_text(jobs.read_text().replace('"a"\n', '"a"\nshares = true\n'))
+
+    assert take.main([str(jobs), "--out", str(tmp_path / "out"), "--gpus", gpus]) == 0
+    assert (tmp_path / "out/a/log.txt").read_text() == "None\n"
+    said = capfd.readouterr().out
+    assert ("asked" in said) is (gpus == "0,0" and program is not None)
+    assert ("slices of time" in said) is (program is None)
+    assert ("ended with 1: no MPS" in said) is (program == "exit 1")
 
 
 def test_a_job_comes_after_another_and_reads_its_folder(take: ModuleType, tmp_path: Path) -> None:

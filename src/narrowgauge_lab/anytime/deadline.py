@@ -14,6 +14,7 @@ from typing import Callable, List, Optional, Tuple
 import torch
 
 from narrowgauge_contract.errors import BadValueError
+from narrowgauge_lab import turns
 from narrowgauge_lab.anytime.adaptive import require_eval
 from narrowgauge_lab.anytime.network import AnytimeNetwork
 
@@ -80,7 +81,7 @@ def measure_stages(
             next_step="at least one pass of at least one image, and a quantile from 0 to 1",
         )
     taken: List[List[float]] = [[] for _ in range(net.exits)]
-    with torch.no_grad():
+    with torch.no_grad(), turns.alone():
         for number in range(_WARM_UP + passes):
             spent = _stages(net, images, now)
             if number >= _WARM_UP:

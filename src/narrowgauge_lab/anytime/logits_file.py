@@ -9,7 +9,7 @@ from typing import Callable, List, Optional, Tuple
 import numpy as np
 import torch
 
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import torch_compat, turns
 from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
 from narrowgauge_lab.anytime.feeds import Splits
 from narrowgauge_lab.anytime.network import AnytimeNetwork
@@ -142,7 +142,7 @@ def latencies(net: AnytimeNetwork, images: torch.Tensor, mode: Mode, passes: int
     p modulo B, so a network whose work depends on the image shows it. A GPU is waited for at each
     exit: an answer has to be there."""
     taken = np.zeros((net.exits, passes))
-    with in_eval_mode(net), torch_compat.inference_mode():
+    with in_eval_mode(net), torch_compat.inference_mode(), turns.alone():
         for number in range(-_WARM_UP, passes):
             place = number % len(images)
             image = images[place : place + 1]

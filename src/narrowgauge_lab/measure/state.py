@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 import torch
 
+from narrowgauge_lab import turns
 from narrowgauge_lab.measure.nvml import (
     CUDA_LIBRARY,
     FAULT_REASONS,
@@ -148,10 +149,11 @@ def steadily(
     discarded: List[Tuple[str, ...]] = []
     first: Optional[HostState] = None
     while True:
-        before = read(device)
-        first = first or before
-        value = measure()
-        after = read(device)
+        with turns.alone():
+            before = read(device)
+            first = first or before
+            value = measure()
+            after = read(device)
         # What began to cool in a window that was discarded may go on all through the next.
         faults = faults_between(replace(before, cooling=first.cooling), after, device)
         if not faults or len(discarded) + 1 == attempts:

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 
 from narrowgauge_contract.errors import BadValueError
+from narrowgauge_lab import turns
 from narrowgauge_lab.errors import ClockError
 from narrowgauge_lab.measure.samplers import Sample, Sampler, sampler
 from narrowgauge_lab.measure.stop_rule import StopRule
@@ -166,6 +167,11 @@ def measure_time(
 
 def measure_by(by: Sampler, call: Any, plan: TimingPlan, now: Callable[[], float]) -> Samples:
     """`measure_time` by a given sampler, of whatever that sampler calls."""
+    with turns.alone():
+        return _measured(by, call, plan, now)
+
+
+def _measured(by: Sampler, call: Any, plan: TimingPlan, now: Callable[[], float]) -> Samples:
     warm = _look_again(by, _warm_up(by, call, plan, now), plan)
     rule = StopRule(plan.interval, plan.least_samples)
     taken: List[Sample] = []
@@ -208,6 +214,13 @@ def compare_by(
     """`interleave` by a given sampler, of whatever that sampler calls."""
     if pairs < 1:
         raise BadValueError(f"{pairs} pairs compare nothing")
+    with turns.alone():
+        return _compared(by, first, second, plan, pairs, now)
+
+
+def _compared(
+    by: Sampler, first: Any, second: Any, plan: TimingPlan, pairs: int, now: Callable[[], float]
+) -> Comparison:
     one_warm, other_warm = (
         _look_again(by, _warm_up(by, call, plan, now), plan) for call in (first, second)
     )

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 
+from narrowgauge_lab import turns
 from narrowgauge_lab.measure.energy.opening import HERE, Places, source_or_invalid
 from narrowgauge_lab.measure.energy.replay import write_recording
 from narrowgauge_lab.measure.energy.source import (
@@ -151,6 +152,10 @@ class Meter:
 
     def measure(self, call: Call, plan: EnergyPlan) -> Tuple[Energy, Tuple[Window, ...]]:
         """The idle window and the plan's others. Raises EnergyError, and what the call raises."""
+        with turns.alone():
+            return self._measured(call, plan)
+
+    def _measured(self, call: Call, plan: EnergyPlan) -> Tuple[Energy, Tuple[Window, ...]]:
         self._synchronize()
         self._clock.sleep(plan.cool_down_seconds)
         idle = self.idle(plan.idle_seconds)
