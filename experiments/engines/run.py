@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.engines.account import check_precision, record_layers
 from narrowgauge_lab.engines.base import DTYPES, Runner
@@ -45,7 +45,7 @@ def run(ctx: RowContext) -> None:
     ctx.fact("pictures", subject.pictures)
     cost = count(subject.model, subject.images[:1])
     reference = reference_output(subject.model, subject.images, ctx.device)
-    torch_compat.allow_tf32(precision == "tf32")
+    tf32_flags.allow_tf32(precision == "tf32")
     example = subject.images.to(device=ctx.device, dtype=DTYPES[precision])
     runner = build(ctx, subject, example, options)
     try:

@@ -11,7 +11,7 @@ from typing import Any, Callable, ContextManager, Dict, Hashable, List, Sequence
 import torch
 
 from narrowgauge_kernels.library import has_kernels
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.errors import HeldTooLongError
 from narrowgauge_lab.measure.samplers import Sample, Sampler, sampler
 
@@ -107,4 +107,4 @@ def rounded(seconds: Sequence[float]) -> Tuple[float, ...]:
 
 
 def _float32(tf32: bool) -> ContextManager[Any]:
-    return torch_compat.tf32_set_to(True) if tf32 else contextlib.nullcontext()
+    return tf32_flags.tf32_set_to(True) if tf32 else contextlib.nullcontext()

@@ -21,7 +21,7 @@ from narrowgauge_contract.placement import (
     plan_document,
 )
 from narrowgauge_contract.placement_costs import PlacedLayer
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.layers.hetero.convert import Converted, convert, home_of
 from narrowgauge_lab.layers.hetero.late import deferred_weight_grads
 from narrowgauge_lab.optim import SGD
@@ -71,7 +71,7 @@ class Stepper:
         """Seconds of one of a few steps in a row, by the host's clock, the device at rest before
         and after. Some that are not counted come first: other plans' steps have left the caches to
         themselves."""
-        torch_compat.allow_tf32(self._tf32)  # of native layers; the others see to it themselves
+        tf32_flags.allow_tf32(self._tf32)  # of native layers; the others see to it themselves
         for _ in range(_SETTLING):
             self()
         self.finish()

@@ -8,7 +8,7 @@ from typing import Tuple
 import torch
 import torch.nn.functional as F
 
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.context import RowContext
 
 from .setups import Training
@@ -23,7 +23,7 @@ _LIMIT = 0.05
 
 def strict_training(what: Subject, device: torch.device) -> Tuple[float, torch.Tensor]:
     """Loss and flat gradient of the batch by torch's own layers in float32, TF32 off."""
-    torch_compat.allow_tf32(False)
+    tf32_flags.allow_tf32(False)
     model = copy.deepcopy(what.model).to(device)
     loss = F.cross_entropy(model(what.images.to(device)), what.labels.to(device))
     parts = torch.autograd.grad(loss, list(model.parameters()))

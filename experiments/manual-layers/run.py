@@ -10,7 +10,7 @@ from torch import nn
 
 from narrowgauge_contract.errors import SkippedError
 from narrowgauge_kernels.errors import ToolchainMissingError
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.augment import Feed
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.data import FlatData
@@ -44,7 +44,7 @@ def run(ctx: RowContext) -> None:
     if not give_weights(ctx, exact, training_set, test_set, data.declaration.classes):
         return
     # On a GPU torch's own layers would take TF32, which no policy of ours does.
-    torch_compat.allow_tf32(False)
+    tf32_flags.allow_tf32(False)
     _compare(ctx, network, policy, exact, test_set)
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from narrowgauge_contract.placement import PlacementPlan
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.layers.hetero.convert import Converted, convert, home_of
 from narrowgauge_lab.layers.hetero.late import deferred_weight_grads
@@ -84,7 +84,7 @@ class Training:
 
     def _convert(self) -> Converted:
         converted = convert(self.model, self.plan, self.device, self.ledger)
-        torch_compat.allow_tf32(converted.native_precision == "tf32")
+        tf32_flags.allow_tf32(converted.native_precision == "tf32")
         return converted
 
     def step(self) -> None:

@@ -6,7 +6,7 @@ from typing import Tuple
 
 import torch
 
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.engines.account import check_precision
 from narrowgauge_lab.engines.base import DTYPES, Runner
@@ -33,7 +33,7 @@ def run(ctx: RowContext) -> None:
     ctx.fact("weights", made.weights)
     ctx.fact("pictures", made.pictures)
     strict = reference_output(made.model, made.images, ctx.device)
-    torch_compat.allow_tf32(precision == "tf32")
+    tf32_flags.allow_tf32(precision == "tf32")
     images = made.images.to(device=ctx.device, dtype=DTYPES[precision]).split(1)
     ready = make_ready(
         parameters["engine"], made.model, images[0], precision, parameters["calibrate_s"]

@@ -8,7 +8,7 @@ from typing import Any, Tuple
 import torch
 
 from narrowgauge_contract.errors import UsageError
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.engines import EngineCache
 from narrowgauge_lab.engines.account import check_precision
@@ -62,7 +62,7 @@ def run(ctx: RowContext) -> None:
     seed = ctx.seed - ctx.repeat
     made = pictured(parameters["model"], Sources.of(parameters, ctx.files), seed)
     strict = reference_output(made.model, made.images, ctx.device)
-    torch_compat.allow_tf32(precision == "tf32")
+    tf32_flags.allow_tf32(precision == "tf32")
     images = made.images.to(device=ctx.device, dtype=DTYPES[precision])
     pictures = Pictures(images, parameters["batch"])
     calibrate_s = parameters["calibrate_s"]

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 
 from narrowgauge_contract.errors import NotApplicableError
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.measure.agreement import check_output
 from narrowgauge_lab.measure.cost import Cost, count
@@ -115,7 +115,7 @@ def _go_through(
 
     Records what each of them ran in; the row is INVALID where the mechanism predicts otherwise.
     """
-    torch_compat.allow_tf32(False)
+    tf32_flags.allow_tf32(False)
     if ctx.device.type == "cuda":
         torch.backends.cudnn.benchmark = False
     tf32 = tf32_by_arithmetic(ctx.device)

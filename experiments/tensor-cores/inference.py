@@ -8,7 +8,7 @@ from typing import Optional
 
 import torch
 
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags, torch_compat
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.measure.agreement import check_output
 from narrowgauge_lab.measure.cost import count
@@ -37,7 +37,7 @@ def measure(ctx: RowContext, workload: Inference, source: Optional[Source]) -> N
     images = make_images(ctx, workload)
     cost = count(model, images[:1])
     reference = reference_output(model, images, device)
-    torch_compat.allow_tf32(setup.precision == "tf32")
+    tf32_flags.allow_tf32(setup.precision == "tf32")
     tf32 = tf32_by_arithmetic(device)
     network = make_ready(model, images, setup, device, parameters["compile_mode"])
     ctx.fact("engine_ran", network.engine)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from narrowgauge_contract.errors import NotApplicableError
-from narrowgauge_lab import precision, torch_compat
+from narrowgauge_lab import precision, tf32_flags, torch_compat
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.measure.agreement import check_output
 from narrowgauge_lab.measure.cost import Cost, serialised_bytes
@@ -46,7 +46,7 @@ def measure(ctx: RowContext, workload: Training, source: Optional[Source]) -> No
     setups.require(setup, ctx.device)
     ctx.fact("setup", dataclasses.asdict(setup))
     ctx.fact("patched_functions", patched_functions())
-    torch_compat.allow_tf32(setup.precision == "tf32")
+    tf32_flags.allow_tf32(setup.precision == "tf32")
     tf32 = tf32_by_arithmetic(ctx.device)
     bench = Bench(workload, int(ctx.parameters["batch"]), setup, ctx.device)
     check_output(ctx, bench.predict(), bench.reference, setup.precision)

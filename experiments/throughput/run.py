@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.engines.registry import require_here
 from narrowgauge_lab.measure.agreement import reference_output
@@ -35,7 +35,7 @@ def run(ctx: RowContext) -> None:
     ctx.fact("weights", subject.weights)
     ctx.fact("pictures", subject.pictures)
     reference = reference_output(subject.model, subject.images, device)
-    torch_compat.allow_tf32(parameters["precision"] == "tf32")
+    tf32_flags.allow_tf32(parameters["precision"] == "tf32")
     let_work = work_together(ctx, subject, stations)
     worked, reports = steadily(ctx, let_work, device)
     record_calls(ctx, worked)

@@ -18,7 +18,7 @@ from narrowgauge_contract.placement import (
     PlacementPlan,
     plan_document,
 )
-from narrowgauge_lab import precision, torch_compat
+from narrowgauge_lab import precision, tf32_flags, torch_compat
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.layers.hetero.convert import convert, home_of
 from narrowgauge_lab.layers.hetero.late import deferred_weight_grads
@@ -75,7 +75,7 @@ class Placed:
         lock_pages(plan, ctx.device)
         self.converted = convert(model, plan, ctx.device)
         # What native layers compute in is a matter of flags; placed ones set their own.
-        torch_compat.allow_tf32(self.converted.native_precision == "tf32")
+        tf32_flags.allow_tf32(self.converted.native_precision == "tf32")
         self.placing = Placing(deferred_weight_grads, _scales_loss(plan))
         self.short_ranged = _short_ranged(plan)
         self._said: Dict[str, Any] = {}

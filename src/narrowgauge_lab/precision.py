@@ -11,7 +11,7 @@ from typing import Any, ContextManager, Dict, List
 import torch
 
 from narrowgauge_contract.errors import NotApplicableError, UnknownNameError
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags, torch_compat
 
 __all__ = ["PRECISIONS", "LossScale", "Mode", "available", "enter"]
 
@@ -67,7 +67,7 @@ def enter(name: str, device: torch.device) -> Mode:
             why=_why_not(name, device),
             next_step="works here: " + ", ".join(f"-p precision={known}" for known in works),
         )
-    torch_compat.allow_tf32(name == "tf32")
+    tf32_flags.allow_tf32(name == "tf32")
     return Mode(name, device)
 
 

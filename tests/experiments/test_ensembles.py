@@ -17,7 +17,7 @@ from narrowgauge_contract.claims import load_claims
 from narrowgauge_contract.errors import NotApplicableError, UsageError
 from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog, read_events
 from narrowgauge_contract.outcome import Fold, Row
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.anytime.feeds import make_splits
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.data import synthetic_data
@@ -313,7 +313,7 @@ class _Library:
         pass
 
     def fit(self, batches: Any, **given: Any) -> None:
-        self.tf32 = torch_compat.tf32_allowed()
+        self.tf32 = tf32_flags.tf32_allowed()
 
 
 class TestPeer:
@@ -322,7 +322,7 @@ class TestPeer:
     ) -> None:
         library = _Library()
         monkeypatch.setattr(ROWS.module("peer"), "_library", lambda: library)
-        with torch_compat.tf32_set_to(True):
+        with tf32_flags.tf32_set_to(True):
             row = ROWS.run(tmp_path, "implementation=torchensemble")
 
         assert row.validity.valid

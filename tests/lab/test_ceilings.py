@@ -15,7 +15,7 @@ from narrowgauge_contract.errors import NotApplicableError, UnknownNameError, Us
 from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog
 from narrowgauge_contract.job import RowPlan
 from narrowgauge_contract.outcome import Row
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.measure import ceilings, roofline
 from narrowgauge_lab.measure.ceilings import CEILINGS, Ceiling, ceiling
@@ -242,12 +242,12 @@ def test_an_unknown_ceiling_names_the_known_ones() -> None:
 
 
 def test_measuring_leaves_the_math_mode_as_it_was() -> None:
-    torch_compat.allow_tf32(True)
+    tf32_flags.allow_tf32(True)
     try:
         ceiling("fp32", CPU, seconds=0.01)
-        assert set(torch_compat.tf32_allowed().values()) == {True}
+        assert set(tf32_flags.tf32_allowed().values()) == {True}
     finally:
-        torch_compat.allow_tf32(False)
+        tf32_flags.allow_tf32(False)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from engine_cases import (
     relative_error,
 )
 
-from narrowgauge_lab import engines, torch_compat
+from narrowgauge_lab import engines, tf32_flags, torch_compat
 from narrowgauge_lab.engines import Preparation, registry
 from narrowgauge_lab.engines.base import DTYPES
 from narrowgauge_lab.engines.graph import GraphRunner, capture
@@ -120,9 +120,9 @@ def test_strict_float32_stays_strict_whatever_the_process_allows() -> None:
     model = network("residual")
     runner = prepared("eager", "fp32", model)
     x = images(2, seed=4).to(CUDA)
-    with torch_compat.tf32_set_to(True):
+    with tf32_flags.tf32_set_to(True):
         assert relative_error(runner(x), exact(model, x)) <= BOUNDS["fp32"]
-        assert torch_compat.tf32_allowed() == {"matmul": True, "conv": True}
+        assert tf32_flags.tf32_allowed() == {"matmul": True, "conv": True}
 
 
 def test_a_call_with_no_network_can_be_captured() -> None:

@@ -20,7 +20,7 @@ from engine_cases import (
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError
-from narrowgauge_lab import engines, torch_compat
+from narrowgauge_lab import engines, tf32_flags
 from narrowgauge_lab.engines import Preparation
 from narrowgauge_lab.engines.base import DTYPES
 from narrowgauge_lab.engines.errors import EngineBuildError
@@ -202,36 +202,36 @@ def test_batches_are_made_of_the_examples_images() -> None:
 
 def test_the_process_keeps_its_flags() -> None:
     """TF32 is the process's: a preparation sets it, and puts it back."""
-    before = torch_compat.tf32_allowed(), torch.backends.cudnn.benchmark
+    before = tf32_flags.tf32_allowed(), torch.backends.cudnn.benchmark
     engines.prepare("eager", network("residual"), images(1), Preparation("fp32", CPU))
-    assert (torch_compat.tf32_allowed(), torch.backends.cudnn.benchmark) == before
+    assert (tf32_flags.tf32_allowed(), torch.backends.cudnn.benchmark) == before
 
 
 @pytest.mark.parametrize(("precision", "tf32"), [("fp32", False), ("tf32", True), ("fp16", None)])
 def test_flags_are_held_at_each_call_and_given_back(precision: str, tf32: Any) -> None:
     """The flags can be set without a GPU; what they do there, tests marked gpu see."""
     flags = MathFlags(Preparation(precision, torch.device("cuda")), benchmark=True)
-    cudnn, before = torch.backends.cudnn, torch_compat.tf32_allowed()
+    cudnn, before = torch.backends.cudnn, tf32_flags.tf32_allowed()
     given = cudnn.benchmark
     try:
         for other in (True, False):
-            torch_compat.allow_tf32(other)
+            tf32_flags.allow_tf32(other)
             cudnn.benchmark = False
-            outside = torch_compat.tf32_allowed()
+            outside = tf32_flags.tf32_allowed()
             assert not flags.hold()
             with flags.in_force():
                 assert flags.hold()
                 assert cudnn.benchmark
                 wanted = outside["conv"] if tf32 is None else tf32
-                assert torch_compat.tf32_allowed()["conv"] == wanted
-            assert torch_compat.tf32_allowed() == outside
+                assert tf32_flags.tf32_allowed()["conv"] == wanted
+            assert tf32_flags.tf32_allowed() == outside
             assert not cudnn.benchmark
     finally:
-        torch_compat.allow_tf32(before["matmul"])
+        tf32_flags.allow_tf32(before["matmul"])
         cudnn.benchmark = given
         if not before["matmul"] and before["conv"]:
             _conv_only()
-    assert torch_compat.tf32_allowed() == before
+    assert tf32_flags.tf32_allowed() == before
 
 
 def _conv_only() -> None:

@@ -18,7 +18,7 @@ from torch import nn
 from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_contract.placement import BUILTIN, parse_plan
 from narrowgauge_kernels.library import has_kernels
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags, torch_compat
 from narrowgauge_lab.layers.hetero.convert import Converted, convert
 from narrowgauge_lab.layers.hetero.coverage import coverage
 from narrowgauge_lab.layers.hetero.late import deferred_weight_grads
@@ -33,9 +33,9 @@ _LIMITS = {"fp32": 1e-4, "bf16": 0.15, "fp16": 0.05}
 
 @pytest.fixture(autouse=True)
 def _strict() -> Iterator[None]:
-    torch_compat.allow_tf32(False)
+    tf32_flags.allow_tf32(False)
     yield
-    torch_compat.allow_tf32(False)
+    tf32_flags.allow_tf32(False)
 
 
 def _placed(model: nn.Module, mode: str = "off", **said: Any) -> Converted:

@@ -24,7 +24,7 @@ from torch import nn
 
 from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_contract.placement import BUILTIN, parse_plan
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.layers.hetero.convert import Converted, convert
 from narrowgauge_lab.layers.hetero.gradients import halves
 from narrowgauge_lab.layers.hetero.late import deferred_weight_grads
@@ -44,7 +44,7 @@ CUDA = torch.device("cuda")
 
 @pytest.fixture(autouse=True)
 def _repeatable() -> Iterator[None]:
-    torch_compat.allow_tf32(False)
+    tf32_flags.allow_tf32(False)
     torch.backends.cudnn.deterministic = True
     yield
     torch.backends.cudnn.deterministic = False

@@ -10,7 +10,7 @@ import torch
 from manual_layer_cases import FLOATS, SHAPES, TABLES, Shape, linear
 
 from narrowgauge_contract.errors import UsageError
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags, torch_compat
 from narrowgauge_lab.layers.manual.convert import choices, convert
 from narrowgauge_lab.networks.manual_mnist import ManualNet
 
@@ -21,7 +21,7 @@ CUDA = torch.device("cuda")
 @pytest.fixture(autouse=True)
 def _float32() -> Iterator[None]:
     """Straight-through gradients are torch's own, and are compared in float32."""
-    with torch_compat.tf32_set_to(False):
+    with tf32_flags.tf32_set_to(False):
         yield
 
 

@@ -17,7 +17,7 @@ from own_cases import Bench, distance
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
-from narrowgauge_lab import engines, torch_compat
+from narrowgauge_lab import engines, tf32_flags, torch_compat
 from narrowgauge_lab.engines import EngineCache, Preparation, registry
 from narrowgauge_lab.engines.base import DTYPES
 from narrowgauge_lab.engines.own.gpu import ahead
@@ -37,7 +37,7 @@ FLOATS = [name for name in FORMATS if not FORMATS[name].scaled]
 
 @pytest.fixture(autouse=True)
 def _strict_float32() -> Any:
-    with torch_compat.tf32_set_to(False):
+    with tf32_flags.tf32_set_to(False):
         yield
 
 
@@ -480,7 +480,7 @@ def test_the_engine_agrees_with_float64(name: str, precision: str) -> None:
     for count in (2, 3, 0, 2):
         x = engine_cases.images(count, seed=5).to(CUDA, DTYPES[precision])
         for laid in differently_laid(x).values():
-            with torch_compat.tf32_set_to(True):
+            with tf32_flags.tf32_set_to(True):
                 found = runner(laid)
             assert found.shape == (count, engine_cases.CLASSES)
             assert found.device.type == "cuda"

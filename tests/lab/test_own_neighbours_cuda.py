@@ -11,7 +11,7 @@ import pytest
 import torch
 from network_cases import everything, images
 
-from narrowgauge_lab import engines, torch_compat
+from narrowgauge_lab import engines, tf32_flags
 from narrowgauge_lab.engines import registry
 from narrowgauge_lab.engines.graph import capture
 from narrowgauge_lab.engines.own.gpu import ahead
@@ -91,7 +91,7 @@ def test_bits_do_not_depend_on_what_else_the_gpu_does(
         pytest.skip(reason)
     monkeypatch.setattr(ahead, "LAUNCHED_AHEAD", early)
     model = everything(HEIGHT, WIDTH, torch_step=not FORMATS[name].scaled)
-    with torch_compat.tf32_set_to(False), torch.inference_mode():
+    with tf32_flags.tf32_set_to(False), torch.inference_mode():
         few = images(16, 7, HEIGHT, WIDTH)
         network = lowered(model, tuple(few.shape[1:]), FORMATS[name], [few], CUDA)
         given = {seed: images(2, seed, HEIGHT, WIDTH).to(CUDA) for seed in range(3)}

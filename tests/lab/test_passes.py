@@ -22,7 +22,7 @@ from passes_cases import (
 
 from narrowgauge_contract.errors import NotApplicableError, UnknownNameError, UsageError
 from narrowgauge_kernels.wire import pack_int8_ref, unpack_int8_ref
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags, torch_compat
 from narrowgauge_lab.layers.passes import (
     Problem,
     Quantised,
@@ -254,7 +254,7 @@ def test_fp32_is_strict_under_flags_that_allow_less_and_leaves_them_as_they_were
 
     assert max(found.values()) < LIMITS["fp32"]
     assert after == "medium"
-    assert torch_compat.cpu_float32_is_strict()
+    assert tf32_flags.cpu_float32_is_strict()
 
 
 def test_what_the_cpu_lacks_is_refused_with_what_it_has() -> None:

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_kernels.wire import pack_int8_ref
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.layers.passes import PRECISIONS, missing, passes_for, tiling
 from narrowgauge_lab.layers.passes.choice import product_of
 from narrowgauge_lab.measure import probe
@@ -65,10 +65,10 @@ def test_products_are_those_of_autograd(precision: str, case: Case) -> None:
 @pytest.mark.parametrize("case", [LARGE[0], LARGE[2], CASES[-2]], ids=str)
 def test_fp32_is_strict_and_tf32_is_not_whatever_the_flags_say(case: Case, flag: bool) -> None:
     made = layer(case, CUDA)
-    with torch_compat.tf32_set_to(flag):
+    with tf32_flags.tf32_set_to(flag):
         strict = errors(passes("fp32", case), made)
         reduced = errors(passes("tf32", case), made)
-        after = torch_compat.tf32_allowed()
+        after = tf32_flags.tf32_allowed()
 
     assert max(strict.values()) < LIMITS["fp32"], strict
     if case in LARGE:  # small products may run without matrix units, and cuDNN may choose to

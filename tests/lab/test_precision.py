@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from narrowgauge_contract.errors import NotApplicableError
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags, torch_compat
 from narrowgauge_lab.optim import SGD
 from narrowgauge_lab.precision import LossScale, available, enter
 
@@ -17,25 +17,25 @@ CPU = torch.device("cpu")
 
 
 def test_fp32_works_everywhere_and_switches_tf32_off() -> None:
-    torch_compat.allow_tf32(True)
-    assert all(torch_compat.tf32_allowed().values())
+    tf32_flags.allow_tf32(True)
+    assert all(tf32_flags.tf32_allowed().values())
 
     mode = enter("fp32", CPU)
 
-    assert torch_compat.tf32_allowed() == {"matmul": False, "conv": False}
+    assert tf32_flags.tf32_allowed() == {"matmul": False, "conv": False}
     assert not mode.scales_loss
     assert mode.dtype == torch.float32
 
 
 @pytest.mark.parametrize("before", [True, False])
 def test_tf32_is_set_for_a_block_and_then_as_it_was(before: bool) -> None:
-    torch_compat.allow_tf32(before)
+    tf32_flags.allow_tf32(before)
     try:
-        with torch_compat.tf32_set_to(not before):
-            assert set(torch_compat.tf32_allowed().values()) == {not before}
-        assert set(torch_compat.tf32_allowed().values()) == {before}
+        with tf32_flags.tf32_set_to(not before):
+            assert set(tf32_flags.tf32_allowed().values()) == {not before}
+        assert set(tf32_flags.tf32_allowed().values()) == {before}
     finally:
-        torch_compat.allow_tf32(False)
+        tf32_flags.allow_tf32(False)
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -44,31 +44,31 @@ def test_who_reads_the_older_flags_may_do_so(allowed: bool) -> None:
     raises where what they say and what the newer ones say differ."""
     cudnn = torch.backends.cudnn
     try:
-        torch_compat.allow_tf32(allowed)
+        tf32_flags.allow_tf32(allowed)
         assert cudnn.allow_tf32 is allowed
         with cudnn.flags(enabled=False, allow_tf32=allowed):
             pass
-        assert torch_compat.tf32_allowed() == {"matmul": allowed, "conv": allowed}
-        with torch_compat.tf32_set_to(not allowed):
+        assert tf32_flags.tf32_allowed() == {"matmul": allowed, "conv": allowed}
+        with tf32_flags.tf32_set_to(not allowed):
             assert cudnn.allow_tf32 is not allowed
         assert cudnn.allow_tf32 is allowed
     finally:
-        torch_compat.allow_tf32(False)
+        tf32_flags.allow_tf32(False)
 
 
 def test_what_torch_starts_with_survives_a_block_too() -> None:
     """Convolutions may use TF32 and products may not: two flags, not one."""
-    torch_compat.allow_tf32(False)
+    tf32_flags.allow_tf32(False)
     if torch_compat.torch_version() < (2, 9):
         torch.backends.cudnn.allow_tf32 = True
     else:
         torch.backends.cudnn.conv.fp32_precision = "tf32"
     try:
-        with torch_compat.tf32_set_to(False):
-            assert torch_compat.tf32_allowed() == {"matmul": False, "conv": False}
-        assert torch_compat.tf32_allowed() == {"matmul": False, "conv": True}
+        with tf32_flags.tf32_set_to(False):
+            assert tf32_flags.tf32_allowed() == {"matmul": False, "conv": False}
+        assert tf32_flags.tf32_allowed() == {"matmul": False, "conv": True}
     finally:
-        torch_compat.allow_tf32(False)
+        tf32_flags.allow_tf32(False)
 
 
 @pytest.mark.skipif(
@@ -81,26 +81,26 @@ def test_the_word_for_float32_products_survives_a_block(word: str) -> None:
         warnings.simplefilter("ignore", UserWarning)
         torch.set_float32_matmul_precision(word)
     try:
-        flags = torch_compat.tf32_allowed()
-        with torch_compat.tf32_set_to(word == "highest"):
+        flags = tf32_flags.tf32_allowed()
+        with tf32_flags.tf32_set_to(word == "highest"):
             assert torch.get_float32_matmul_precision() != word
         assert torch.get_float32_matmul_precision() == word
-        assert torch_compat.tf32_allowed() == flags
+        assert tf32_flags.tf32_allowed() == flags
     finally:
-        torch_compat.allow_tf32(False)
+        tf32_flags.allow_tf32(False)
 
 
 @pytest.mark.skipif(torch_compat.torch_version() < (2, 9), reason="torch 2.9 brought both ways")
 def test_flags_that_contradict_the_word_survive_a_block() -> None:
-    torch_compat.allow_tf32(False)
+    tf32_flags.allow_tf32(False)
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     try:
-        with torch_compat.tf32_set_to(True):
+        with tf32_flags.tf32_set_to(True):
             assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
         assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
-        assert torch_compat.tf32_allowed() == {"matmul": False, "conv": False}
+        assert tf32_flags.tf32_allowed() == {"matmul": False, "conv": False}
     finally:
-        torch_compat.allow_tf32(False)
+        tf32_flags.allow_tf32(False)
 
 
 def test_tf32_on_cpu_is_refused_with_what_works() -> None:

@@ -16,7 +16,7 @@ from toys import fold
 from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog
 from narrowgauge_contract.job import RowPlan
 from narrowgauge_contract.outcome import Row
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags, torch_compat
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.measure import kernels, tf32
 from narrowgauge_lab.measure.probe import (
@@ -459,7 +459,7 @@ def test_a_row_without_any_product_is_not_what_was_asked_for(tmp_path: Path) -> 
 
 
 def test_strict_float32_keeps_all_its_bits_here() -> None:
-    torch_compat.allow_tf32(False)
+    tf32_flags.allow_tf32(False)
 
     assert float32_bits(CPU)["matmul"] == 23
     assert float32_bits(CPU)["conv"] >= 13

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from narrowgauge_contract.errors import NotApplicableError
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags, torch_compat
 from narrowgauge_lab.measure.ceilings import CEILINGS, ceiling
 from narrowgauge_lab.measure.probe import (
     NotObservableError,
@@ -35,9 +35,9 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 @pytest.fixture(autouse=True)
 def _strict() -> Iterator[None]:
-    torch_compat.allow_tf32(False)
+    tf32_flags.allow_tf32(False)
     yield
-    torch_compat.allow_tf32(False)
+    tf32_flags.allow_tf32(False)
 
 
 def _has_tf32() -> bool:
@@ -61,7 +61,7 @@ def _ran(call: Callable[[], Any]) -> str:
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_tf32_is_measured_under_the_flags(allowed: bool) -> None:
-    torch_compat.allow_tf32(allowed)
+    tf32_flags.allow_tf32(allowed)
     found, bits = tf32_by_arithmetic(CUDA), float32_bits(CUDA)
 
     assert found == {"matmul": allowed and _has_tf32(), "conv": allowed and _has_tf32()}
@@ -87,10 +87,10 @@ def test_what_the_environment_forbids_is_not_believed() -> None:
     """NVIDIA's libraries heed the variable whatever the flags say; they read it when they load."""
     code = (
         "import torch\n"
-        "from narrowgauge_lab import torch_compat\n"
+        "from narrowgauge_lab import tf32_flags\n"
         "from narrowgauge_lab.measure.probe import tf32_by_arithmetic\n"
-        "torch_compat.allow_tf32(True)\n"
-        "assert all(torch_compat.tf32_allowed().values())\n"
+        "tf32_flags.allow_tf32(True)\n"
+        "assert all(tf32_flags.tf32_allowed().values())\n"
         "print(tf32_by_arithmetic(torch.device('cuda')))\n"
     )
     env = {**os.environ, "PYTHONPATH": str(SOURCE), "NVIDIA_TF32_OVERRIDE": "0"}
@@ -115,7 +115,7 @@ def test_autocast_is_seen_from_below_forward_and_backward(name: str, backward: b
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name, torch.float32)
     if dtype != torch.float32 and dtype not in torch_compat.autocast_dtypes(CUDA):
         pytest.skip(f"this torch does not autocast to {name}")
-    torch_compat.allow_tf32(name == "tf32")
+    tf32_flags.allow_tf32(name == "tf32")
     model, images = _net(), _images()
 
     def call() -> None:
@@ -218,7 +218,7 @@ def test_half_precision_has_the_higher_ceiling() -> None:
 
 @pytest.mark.parametrize("name", CEILINGS)
 def test_every_ceiling_is_measured_or_refused_with_the_reason(name: str) -> None:
-    torch_compat.allow_tf32(True)
+    tf32_flags.allow_tf32(True)
     least = {"tf32": (8, 0), "bf16": (8, 0), "int8": (7, 5), "fp8": (8, 9)}.get(name, (0, 0))
     lacks_int8 = name == "int8" and not hasattr(torch, "_int_mm")
     lacks_fp8 = name == "fp8" and not hasattr(torch, "float8_e4m3fn")
@@ -229,7 +229,7 @@ def test_every_ceiling_is_measured_or_refused_with_the_reason(name: str) -> None
         return
     found = ceiling(name, CUDA, seconds=0.05)
 
-    assert set(torch_compat.tf32_allowed().values()) == {True}, "the row's own flags stay"
+    assert set(tf32_flags.tf32_allowed().values()) == {True}, "the row's own flags stay"
     assert found.per_second > 1e8
     assert found.unit == ("MAC/s" if len(found.shape) == 3 else "B/s")
 

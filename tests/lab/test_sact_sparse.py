@@ -13,7 +13,7 @@ from sact_cases import images_of, lively
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_kernels.library import has_kernels
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.anytime.sparse_positions import (
     Grid,
     add_at,
@@ -315,7 +315,7 @@ def test_shares_that_are_none_are_refused(share: float) -> None:
 @pytest.fixture
 def ieee_float32() -> Iterator[None]:
     """Neither cuDNN nor cuBLAS in TF32, which is not what the compiled loops compute."""
-    with torch_compat.tf32_set_to(False):
+    with tf32_flags.tf32_set_to(False):
         yield
 
 

@@ -23,7 +23,7 @@ from narrowgauge_contract.errors import (
 from narrowgauge_kernels.errors import KernelBuildError, ToolchainMissingError
 from narrowgauge_kernels.library import has_kernels
 from narrowgauge_kernels.sparse.errors import DeviceError, SparseArgumentError
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.layers.sparse import (
     Crossover,
     Point,
@@ -564,9 +564,9 @@ def test_a_crossover_on_cuda_holds_for_one_kind_of_product():
         def is_contiguous(self, memory_format=None):
             return memory_format is None
 
-    with torch_compat.tf32_set_to(True):
+    with tf32_flags.tf32_set_to(True):
         allowed = key_of(OnCuda())
-    with torch_compat.tf32_set_to(False):
+    with tf32_flags.tf32_set_to(False):
         assert key_of(OnCuda()) != allowed
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.layers.sparse import SparseConv2d, calibrate, convert
 from narrowgauge_lab.layers.sparse.calibration import map_with_zeros
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def _strict():
-    with torch_compat.tf32_set_to(False):
+    with tf32_flags.tf32_set_to(False):
         yield
 
 

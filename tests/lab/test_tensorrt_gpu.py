@@ -15,7 +15,7 @@ from narrowgauge_lab.engines import EngineCache, Preparation
 from narrowgauge_lab.engines.base import DTYPES
 from narrowgauge_lab.engines.errors import ShapeOutsideProfileError
 from narrowgauge_lab.engines.tensorrt import ENGINE, ConvolutionSpec, TensorRTRunner
-from narrowgauge_lab.torch_compat import allow_tf32
+from narrowgauge_lab.tf32_flags import allow_tf32
 
 pytestmark = pytest.mark.gpu
 

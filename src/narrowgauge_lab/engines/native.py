@@ -12,7 +12,7 @@ from torch import nn
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_contract.spec import Scalar
 from narrowgauge_lab import precision as precisions
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags, torch_compat
 from narrowgauge_lab.engines.base import DTYPES, LayerFact, Preparation, Runner
 from narrowgauge_lab.measure.probe import Observation, observe
 from narrowgauge_lab.quant.layers import layers_of
@@ -91,7 +91,7 @@ class MathFlags:
             return False
         if self._tf32 is None:
             return True
-        return all(each == self._tf32 for each in torch_compat.tf32_allowed().values())
+        return all(each == self._tf32 for each in tf32_flags.tf32_allowed().values())
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
@@ -99,7 +99,7 @@ class MathFlags:
         cudnn = torch.backends.cudnn
         with contextlib.ExitStack() as stack:
             if self._tf32 is not None:
-                stack.enter_context(torch_compat.tf32_set_to(self._tf32))
+                stack.enter_context(tf32_flags.tf32_set_to(self._tf32))
             if self._benchmark is not None:
                 stack.callback(setattr, cudnn, "benchmark", cudnn.benchmark)
                 cudnn.benchmark = self._benchmark

@@ -16,7 +16,7 @@ from narrowgauge_contract.errors import (
     SkippedError,
     UnknownNameError,
 )
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.engines.base import DTYPES, PRECISIONS, Engine, Preparation, Runner
 from narrowgauge_lab.engines.cache import NothingKept
 from narrowgauge_lab.engines.errors import EngineMissingError
@@ -103,7 +103,7 @@ def prepare(name: str, model: nn.Module, example: torch.Tensor, wanted: Preparat
         where = ", ".join(each or "the network itself" for each in hooks[:_NAMED])
         wanted = dataclasses.replace(wanted, cache=NothingKept(f"there are hooks, of {where}"))
     begin = time.perf_counter()
-    with torch_compat.tf32_set_to(wanted.precision == "tf32"):
+    with tf32_flags.tf32_set_to(wanted.precision == "tf32"):
         runner = chosen.prepare(model, example, wanted)
         if wanted.device.type == "cuda":
             torch.cuda.synchronize(wanted.device)

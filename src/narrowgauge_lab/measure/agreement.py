@@ -9,7 +9,7 @@ from typing import Iterator, Mapping
 import torch
 from torch import nn
 
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.context import RowContext
 
 __all__ = ["COMPARED", "LIMITS", "check_output", "reference_output"]
@@ -32,7 +32,7 @@ def reference_output(
 
     `model` and `images` are float32 on the CPU, and stay so. The result is float64 on the CPU.
     """
-    torch_compat.allow_tf32(False)
+    tf32_flags.allow_tf32(False)
     with _moved(model, device, dtype), torch.no_grad():
         output = model(images[:COMPARED].to(device).to(dtype))
     return output.double().cpu()

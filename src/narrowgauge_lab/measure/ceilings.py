@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from narrowgauge_contract.errors import NotApplicableError, UnknownNameError
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags, torch_compat
 from narrowgauge_lab.measure.tf32 import tf32_by_arithmetic
 from narrowgauge_lab.measure.timing import Samples, TimingPlan, measure_time
 from narrowgauge_lab.measure.window import window
@@ -105,7 +105,7 @@ def ceiling(name: str, device: torch.device, seconds: float = 0.25) -> Ceiling:
     plan = TimingPlan(
         interval=0.01, least_samples=10, most_samples=2000, limit_s=seconds, warm_up_limit_s=seconds
     )
-    with torch.no_grad(), torch_compat.tf32_set_to(name == "tf32"):
+    with torch.no_grad(), tf32_flags.tf32_set_to(name == "tf32"):
         load = _load(name, device)
         samples = measure_time(load.call, device, plan)
     return Ceiling(name, load.unit, load.work, load.shape, load.library, samples)

@@ -46,7 +46,7 @@ class Converted:
 
     `native`: layers that all three passes leave where everything lives, in one plain precision:
     they stay torch's own. `native_precision` is that precision (fp32 or tf32), which whoever trains
-    sets by `torch_compat.allow_tf32`. Where no layer is native it is that of all placed float32
+    sets by `tf32_flags.allow_tf32`. Where no layer is native it is that of all placed float32
     products, which set it by themselves where it is not set, at some 80 us a product; empty where
     they have none or both.
     """

@@ -11,7 +11,7 @@ from typing import Any, ContextManager, Iterator, Sequence
 
 import torch
 
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags, torch_compat
 from narrowgauge_lab.layers.passes.problem import Problem
 from narrowgauge_lab.measure.watch import declare
 
@@ -123,13 +123,13 @@ def float32_math(*, tf32: bool, device: torch.device) -> ContextManager[Any]:
     """
     if _math_is(tf32=tf32, device=device):
         return contextlib.nullcontext()
-    return torch_compat.tf32_set_to(tf32)
+    return tf32_flags.tf32_set_to(tf32)
 
 
 def _math_is(*, tf32: bool, device: torch.device) -> bool:
     if device.type == "cuda":
-        return set(torch_compat.tf32_allowed().values()) == {tf32}
-    return torch_compat.cpu_float32_is_strict()
+        return set(tf32_flags.tf32_allowed().values()) == {tf32}
+    return tf32_flags.cpu_float32_is_strict()
 
 
 def without_autocast(device: torch.device) -> ContextManager[Any]:

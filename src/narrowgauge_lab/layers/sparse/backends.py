@@ -17,7 +17,7 @@ from narrowgauge_kernels.sparse_conv import (
     zeros_in,
 )
 from narrowgauge_kernels.sparse_generated import variant_of
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.layers.sparse.prepared import Prepared
 
 __all__ = [
@@ -85,7 +85,7 @@ def _wants_gradient(x: torch.Tensor, call: Call) -> bool:
 
 
 def _convolution(call: Call, x: torch.Tensor, prepared: Prepared, switched: Optional[float]) -> Any:
-    tf32 = x.dtype == torch.float32 and torch_compat.tf32_allowed()["conv"]
+    tf32 = x.dtype == torch.float32 and tf32_flags.tf32_allowed()["conv"]
     biased = call.bias is not None
     variant = variant_of(x, biased, call.relu_input, call.relu_output, tf32)
     if switched is not None:

@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 
 from narrowgauge_contract.errors import UnknownNameError
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags
 
 __all__ = ["BACKENDS", "Crossover", "Key", "Point", "Settings", "key_of"]
 
@@ -103,7 +103,7 @@ def key_of(x: torch.Tensor) -> Key:
     by, device = "", x.device.type
     if device == "cpu":
         by = f"{torch.get_num_threads()} threads"
-    elif x.dtype == torch.float32 and torch_compat.tf32_allowed()["conv"]:
+    elif x.dtype == torch.float32 and tf32_flags.tf32_allowed()["conv"]:
         by = "tf32"
     last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
     return device, str(x.dtype), tuple(x.shape), "nhwc" if last else "nchw", by

@@ -14,7 +14,7 @@ from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple
 
 import torch
 
-from narrowgauge_lab import torch_compat
+from narrowgauge_lab import tf32_flags, torch_compat
 from narrowgauge_lab.engines.base import LayerFact
 from narrowgauge_lab.engines.graph import CapturedCall, capture
 from narrowgauge_lab.engines.own.gpu.lowered import Lowered
@@ -109,7 +109,7 @@ class OwnNetwork:
     ) -> _Ready:
         """What torch runs is captured in the network's own float32, whatever is allowed then.
         `given`: where images may lie too."""
-        tf32 = torch_compat.tf32_set_to(self.network.form.name == "tf32")
+        tf32 = tf32_flags.tf32_set_to(self.network.form.name == "tf32")
         with _on(self.network.device), tf32:
             return self._prepare(images, given)
 
