@@ -30,7 +30,7 @@ def build(
     """The row's network ready for inputs like `example`; `options`: of `options_for`.
 
     Records `build_seconds`, or `load_seconds` for an engine that came from the cache, and the facts
-    `engine_cache`, `options` and, where the engine says, `build_phases`.
+    `engine_cache`, `options` and, where the engine says, `build_phases` and `searched`.
     """
     name, kept = ctx.parameters["engine"], ctx.parameters["cache"] == "kept"
     wanted = Preparation(
@@ -51,6 +51,8 @@ def build(
     phases = runner.phases()
     if phases:
         ctx.fact("build_phases", {each: round(seconds, 3) for each, seconds in phases.items()})
+    if runner.searched():
+        ctx.fact("searched", dict(runner.searched()))
     ctx.fact("options", {**engine(name).options, **options})
     return runner
 

@@ -267,6 +267,25 @@ def test_compilers_begin_with_nothing_where_nothing_is_kept(
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
 
 
+def test_a_row_says_what_its_engine_tells_of_the_preparation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    building = module("building")
+    prepare = building.prepare
+
+    def telling(*given: Any) -> Any:
+        runner = prepare(*given)
+        monkeypatch.setattr(runner, "phases", lambda: {"lower": 0.12345, "search": 2.0})
+        monkeypatch.setattr(runner, "searched", lambda: {"problems": 3, "left_out": 7})
+        return runner
+
+    assert not {"build_phases", "searched"} & set(run_row(tmp_path / "silent").facts)
+    monkeypatch.setattr(building, "prepare", telling)
+    facts = run_row(tmp_path / "telling").facts
+    assert facts["build_phases"] == {"lower": 0.123, "search": 2.0}
+    assert facts["searched"] == {"problems": 3, "left_out": 7}
+
+
 # Declarations.
 
 

@@ -8,6 +8,7 @@ import itertools
 import math
 import operator
 import threading
+from types import SimpleNamespace
 from typing import Any, Callable, Iterator, List
 
 import pytest
@@ -26,6 +27,7 @@ from narrowgauge_lab.engines.own.gpu.lowered import Lowered, lowered
 from narrowgauge_lab.engines.own.gpu.network import _Ready, _There
 from narrowgauge_lab.engines.own.gpu.phases import Phases
 from narrowgauge_lab.engines.own.gpu.reference import Reference
+from narrowgauge_lab.engines.own.gpu.runner import OwnRunner
 from narrowgauge_lab.engines.own.gpu.steps import ConvStep, LinearStep, TorchStep
 
 CPU = torch.device("cpu")
@@ -347,6 +349,8 @@ def test_the_likeliest_of_every_problem_are_compiled_first_while_there_is_time()
     assert log[3] == "run"
     compiled = set(log[4:])
     assert (done.problems, done.left_out) == (3, 9 - len(compiled))
+    network: Any = SimpleNamespace(tunings=[done, done])
+    assert OwnRunner(network).searched() == {"problems": 6, "left_out": 2 * done.left_out}
     assert 0 < len(compiled) < 9
     assert {name[0] for name in log[4:7]} <= {"1", "2"}
     assert set(phases.seconds) == {"first", "compile", "search", "measure"}

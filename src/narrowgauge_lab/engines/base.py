@@ -154,6 +154,11 @@ class Runner(abc.ABC):
         say."""
         return {}
 
+    def searched(self) -> Mapping[str, int]:
+        """What a search for kernels went through in the preparation, counted by name; empty where
+        there was none, or the engine does not say."""
+        return {}
+
     def memory_bytes(self) -> Optional[int]:
         """Device memory that the engine holds; None where it does not say."""
         return None

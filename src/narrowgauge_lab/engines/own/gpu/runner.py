@@ -70,6 +70,13 @@ class OwnRunner(Runner):
     def phases(self) -> Mapping[str, float]:
         return self._network.phases.seconds if self._network is not None else {}
 
+    def searched(self) -> Mapping[str, int]:
+        tunings = self._network.tunings if self._network is not None else []
+        if not tunings:
+            return {}
+        left_out = sum(each.left_out for each in tunings)
+        return {"problems": sum(each.problems for each in tunings), "left_out": left_out}
+
     def memory_bytes(self) -> Optional[int]:
         return self._network.nbytes() if self._network is not None else 0
 
