@@ -108,8 +108,7 @@ def parse_overrides(spec: ExperimentSpec, words: Sequence[str]) -> Dict[str, Tup
             raise UsageError(f"parameter '{name}' is given twice", next_step=f"-p {name}=a,b lists")
         if parameter is PROFILE_PARAMETER:
             _require_no_amount(text)
-        parts = [text] if parameter.type == "str" else text.split(",")
-        overrides[name] = tuple(parameter.parse(part) for part in parts)
+        overrides[name] = parameter.parse_list(text)
     return overrides
 
 

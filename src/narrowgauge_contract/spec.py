@@ -55,6 +55,7 @@ class Parameter:
     `aliases` are names that a command line may use as well; everything is stored under `name`.
     `recipe`: it says how a network is trained, and not what is claimed of it: rows of a claim may
     have another value than its profile, and then show it, but do not refute it.
+    `commas`: a text may have commas of its own, so on a command line it is one value and no list.
     Of type `plan`, a value is the name of a built-in placement plan, `none`, or what
     `placement.plan_value` calls a file's, which was read before (`placement_files.read_plans`).
     """
@@ -70,6 +71,7 @@ class Parameter:
     unit: str = ""
     aliases: Tuple[str, ...] = ()
     recipe: bool = False
+    commas: bool = False
 
     def declaration(self) -> str:
         """One line that tells a user what this parameter takes."""
@@ -78,7 +80,7 @@ class Parameter:
         elif self.type == "plan":
             kind = f"a plan's TOML file, or one of {', '.join(self.choices)}"
         else:
-            kind = self.type
+            kind = "str, with its commas" if self.commas else self.type
             if self.minimum is not None:
                 kind += f" >= {self.minimum:g}"
             if self.maximum is not None:
@@ -86,6 +88,10 @@ class Parameter:
         unit = f" {self.unit}" if self.unit else ""
         name = f"{self.name} (or {', '.join(self.aliases)})" if self.aliases else self.name
         return f"{name}: {kind}{unit}, default {self.default}, axis {self.axis}. {self.help}"
+
+    def parse_list(self, text: str) -> Tuple[Scalar, ...]:
+        """Turn a command line's `value[,value…]` into checked values; raises as `parse` does."""
+        return tuple(self.parse(part) for part in ([text] if self.commas else text.split(",")))
 
     def parse(self, text: str) -> Scalar:
         """Turn one command-line word into a checked value; BadValueError shows the declaration."""
@@ -219,7 +225,22 @@ def load_spec(path: Path) -> ExperimentSpec:
         raise ExperimentFileError(
             f"{path}: id is '{spec.id}' but the folder is '{path.parent.name}'"
         )
+    _check_commas(spec, path)
     return spec
+
+
+def _check_commas(spec: ExperimentSpec, path: Path) -> None:
+    """Of a file only: records of before were made where no text was a list."""
+    for name, parameter in spec.parameters.items():
+        values = [parameter.default]
+        for profile in spec.profiles.values():
+            values += profile.values.get(name, ())
+        listed = [each for each in values if isinstance(each, str) and "," in each]
+        if listed and not parameter.commas and parameter.type != "plan":
+            raise ExperimentFileError(
+                f"{path} [parameters.{name}]: '{listed[0]}' would be a list on a command line",
+                next_step="set commas = true there: such a text is then always one value",
+            )
 
 
 def parse_spec(document: Mapping[str, Any], where: str = "experiment.toml") -> ExperimentSpec:
@@ -281,7 +302,7 @@ def _parse_parameter(name: str, body: Any, where: str) -> Parameter:
     if not isinstance(body, dict):
         raise ExperimentFileError(f"{where} should be a table")
     known_keys = ("type", "default", "axis", "help", "choices", "min", "max", "unit", "aliases",
-                  "recipe")  # fmt: skip
+                  "recipe", "commas")  # fmt: skip
     only(body, known_keys, where)
     for key in ("type", "help", "axis"):
         text_of(body, key, where)
@@ -294,6 +315,9 @@ def _parse_parameter(name: str, body: Any, where: str) -> Parameter:
             )
     if (body["type"] == "choice") != bool(body.get("choices")):
         raise ExperimentFileError(f"{where}: 'choices' and type = \"choice\" belong together")
+    commas = flag_of(body, "commas", where)
+    if commas and body["type"] != "str":
+        raise ExperimentFileError(f"{where}: 'commas' is of type = \"str\" only")
     parameter = Parameter(
         name=name,
         type=body["type"],
@@ -306,6 +330,7 @@ def _parse_parameter(name: str, body: Any, where: str) -> Parameter:
         unit=body.get("unit", ""),
         aliases=names_of(body, "aliases", where),
         recipe=flag_of(body, "recipe", where),
+        commas=commas,
     )
     return dataclasses.replace(parameter, default=parameter.check(body["default"]))
 

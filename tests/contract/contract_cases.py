@@ -28,7 +28,9 @@ def document() -> Dict[str, Any]:
             },
             "lr": {"type": "float", "default": 0.1, "min": 0, "axis": "row", "help": "Rate."},
             "flip": {"type": "bool", "default": False, "axis": "run", "help": "Mirror images."},
-            "note": {"type": "str", "default": "", "axis": "run", "help": "Free text."},
+            "note": {
+                "type": "str", "default": "", "axis": "run", "help": "Free text.", "commas": True,
+            },
             "data": {
                 "type": "choice", "choices": ["mnist", "cifar10", "synthetic"], "default": "mnist",
                 "axis": "run", "help": "The set.",

@@ -137,8 +137,13 @@ def test_a_bad_override_is_refused(words: List[str], kind: type, message: str) -
         parse_overrides(spec(), words)
 
 
-def test_text_keeps_its_commas() -> None:
+def test_a_text_keeps_its_commas_where_it_is_declared_to_have_any() -> None:
     assert parse_overrides(spec(), ["note=a,b"]) == {"note": ("a,b",)}
+
+    listed = document()
+    del listed["parameters"]["note"]["commas"]
+
+    assert parse_overrides(parse_spec(listed), ["note=a,b"]) == {"note": ("a", "b")}
 
 
 def test_an_unknown_profile_is_refused() -> None:

@@ -62,6 +62,8 @@ def test_the_toy_is_read_as_it_stands() -> None:
         ("parameters/width/aliases", "w", "'aliases' should be a list of names"),
         ("parameters/width/aliases", [7], "'aliases' should be a list of names"),
         ("parameters/width/recipe", "yes", "'recipe' should be true or false"),
+        ("parameters/note/commas", "yes", "'commas' should be true or false"),
+        ("parameters/width/commas", True, "'commas' is of type = \"str\" only"),
         ("parameters/width/aliases", ["lr"], "alias 'lr' already means 'lr'"),
         ("parameters/width/aliases", ["width"], "alias 'width' already means 'width'"),
         ("parameters/width/aliases", ["w", "w"], "alias 'w' already means 'width'"),
@@ -194,6 +196,24 @@ def test_the_folder_is_the_id(tmp_path: Path) -> None:
 
     with pytest.raises(ExperimentFileError, match="id is 'toy' but the folder is 'other'"):
         load_spec(path)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ['default = "a,b"', 'default = ""\n[profiles.short]\nmemo = "a,b"'],
+    ids=["default", "profile"],
+)
+def test_a_file_says_so_where_a_text_of_its_own_has_commas(tmp_path: Path, lines: str) -> None:
+    path = tmp_path / "toy" / "experiment.toml"
+    path.parent.mkdir()
+    head = '[experiment]\nid = "toy"\ntitle = "T"\nsummary = "S"\n'
+    declared = '[parameters.memo]\ntype = "str"\naxis = "row"\nhelp = "N"\n'
+    path.write_text(head + declared + lines + "\n")
+
+    with pytest.raises(ExperimentFileError, match=r"memo.*'a,b' would be a list"):
+        load_spec(path)
+    path.write_text(head + declared + "commas = true\n" + lines + "\n")
+    assert load_spec(path).parameters["memo"].parse_list("c,d") == ("c,d",)
 
 
 @pytest.mark.parametrize(

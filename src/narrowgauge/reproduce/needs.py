@@ -105,7 +105,7 @@ def _whole(need: Need, spec: ExperimentSpec) -> Need:
 def _listable(spec: ExperimentSpec, name: str) -> bool:
     """Whether several values of a parameter make rows of one run."""
     parameter = spec.parameters[name]
-    return parameter.axis == "row" and parameter.type != "str"
+    return parameter.axis == "row" and not parameter.commas
 
 
 def _singles(
