@@ -5,25 +5,27 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import json
 import math
 import operator
 import threading
 from types import SimpleNamespace
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, Iterator, List, Optional
 
 import pytest
 import torch
-from network_cases import images
+from network_cases import everything, images
 from own_cases import distance
 from torch import nn
 
 from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_lab.engines.errors import OperatorNotTakenError
 from narrowgauge_lab.engines.own.gpu import libraries, tuning
+from narrowgauge_lab.engines.own.gpu import runner as own_runner
 from narrowgauge_lab.engines.own.gpu.candidate import Candidate, Launch
 from narrowgauge_lab.engines.own.gpu.formats import FORMATS
 from narrowgauge_lab.engines.own.gpu.libraries import convolutions, torch_step
-from narrowgauge_lab.engines.own.gpu.lowered import Lowered, lowered
+from narrowgauge_lab.engines.own.gpu.lowered import Lowered, Observed, lowered
 from narrowgauge_lab.engines.own.gpu.network import _Ready, _There
 from narrowgauge_lab.engines.own.gpu.phases import Phases
 from narrowgauge_lab.engines.own.gpu.reference import Reference
@@ -390,3 +392,46 @@ def test_images_are_copied_unless_they_lie_where_the_first_lay() -> None:
         assert ready(other) == "copied"
         assert torch.equal(images, other.to(images.dtype))
     assert ready(given) == "there"
+
+
+@pytest.mark.parametrize("name", ["fp32", "int8"])
+def test_what_was_observed_is_kept_and_the_network_not_run_again(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = images(2, height=SIZE, width=SIZE)
+    model = everything(SIZE, SIZE, torch_step=name == "fp32").eval()
+
+    def again(observed: Optional[Observed]) -> Lowered:
+        return lowered(model, (3, SIZE, SIZE), FORMATS[name], [x], CPU, observed=observed)
+
+    first = again(None)
+    kept = Observed.of_document(json.loads(json.dumps(first.observed.document(), sort_keys=True)))
+    monkeypatch.setattr("narrowgauge_lab.engines.own.gpu.lowered.sizes_of", None)
+    monkeypatch.setattr("narrowgauge_lab.engines.own.gpu.lowered.calibrate", None)
+    second = again(kept)
+
+    assert (second.sizes, second.scales) == (first.sizes, first.scales)
+    assert repr(second.plan) == repr(first.plan)
+    assert torch.equal(Reference(second)(x), Reference(first)(x))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x00no JSON", b"[1, 2]", b'{"problem": {}}', b'{"settled": {"a": 3}, "observed": {}}',
+        b'{"settled": {}}', b'{"settled": {}, "observed": {"sizes": {}}}',
+        b'{"settled": {}, "observed": {"sizes": {"x": 3}, "scales": {}}}',
+        b'{"settled": {}, "observed": {"sizes": {"x": ["a"]}, "scales": {}}}',
+        b'{"settled": {}, "observed": {"sizes": {}, "scales": {"x": null}}}',
+    ],
+)  # fmt: skip
+def test_what_is_no_engine_is_built_anew(payload: bytes) -> None:
+    assert own_runner._unusable(payload).startswith("what was kept is no engine")
+
+
+def test_what_an_engine_keeps_is_read_again() -> None:
+    network: Any = SimpleNamespace(network=made(everything(SIZE, SIZE), "int8"), settled={"a": {}})
+    payload = json.dumps(own_runner._document(network), sort_keys=True).encode()
+
+    assert own_runner._unusable(payload) == ""
+    assert own_runner._read(payload) == ({"a": {}}, network.network.observed)

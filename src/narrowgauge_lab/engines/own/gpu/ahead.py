@@ -25,7 +25,6 @@ def ahead(device: torch.device) -> Dict[str, bool]:
 
 # Beside thirteen other processes, 18 of 150 replays of an fp16 network on two streams had other
 # bits, once, while whatever came next could begin early.
-# unverified: launches ahead where the next is ours | no GPU since | test_own_neighbours_cuda.py
 @dataclasses.dataclass
 class Turn:
     """Whether what is launched now lets the one after it begin beside it: 1 or 0.

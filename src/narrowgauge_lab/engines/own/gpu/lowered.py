@@ -19,12 +19,38 @@ from narrowgauge_lab.engines.own.gpu.packing import (
     pack_depthwise,
     pack_linear,
 )
+from narrowgauge_lab.engines.own.gpu.phases import Phases
 from narrowgauge_lab.engines.own.gpu.placement import one_scale, place
 from narrowgauge_lab.engines.own.gpu.steps import AffineStep, ConvStep, LinearStep, Plan
 
-__all__ = ["Lowered", "lowered", "sizes_of"]
+__all__ = ["Lowered", "Observed", "lowered", "sizes_of"]
 
 Affines = Dict[str, Tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed:
+    """What only running a network shows: the size of each value, and its scale in 8 bits. Kept with
+    an engine, so that loading one starts none of the libraries by which torch would run it."""
+
+    sizes: Sizes
+    scales: Mapping[str, float]
+
+    def document(self) -> Dict[str, Any]:
+        """As JSON has it."""
+        return {"sizes": dict(self.sizes), "scales": dict(self.scales)}
+
+    @classmethod
+    def of_document(cls, found: Any) -> Observed:
+        """What `document` gave, read again; raises ValueError for anything else."""
+        try:
+            sizes, scales = found["sizes"].items(), found["scales"].items()
+            return cls(
+                {name: tuple(map(int, size)) for name, size in sizes},
+                {name: float(scale) for name, scale in scales},
+            )
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"no sizes and scales: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +66,10 @@ class Lowered:
     scales: Mapping[str, float]
     stem: Optional[ConvStep]
     device: torch.device
+
+    @property
+    def observed(self) -> Observed:
+        return Observed(self.sizes, self.scales)
 
     def memory(self, batch: int) -> Memory:
         stem = self.weights[self.stem.module] if self.stem is not None else None
@@ -59,23 +89,33 @@ def lowered(
     calibration: Sequence[torch.Tensor],
     device: torch.device,
     observer: str = "min-max",
+    *,
+    observed: Optional[Observed] = None,
+    phases: Optional[Phases] = None,
 ) -> Lowered:
     """`model` (float32, eval, on the CPU) for images [C, H, W] = `image`; it stays as it is.
 
-    `calibration`: float images for 8-bit formats. Raises NotApplicableError for a network that is
+    `calibration`: float images for 8-bit formats. `observed`: of the same call before; the network
+    is then not run. `phases`: gets those of here. Raises NotApplicableError for a network that is
     not from one tensor to one, CalibrationError without images or with ones that are not finite.
     """
-    graph = trace(_copied(model, device), in_place=True).to(device)
-    sizes = sizes_of(graph, torch.zeros(1, *image, device=device))
-    plan = lower(graph, sizes)
-    stem = stem_of(plan, sizes)
-    modules = dict(graph.named_modules())
-    weights = _pack(plan, modules, sizes, form, stem)
-    scales: Dict[str, float] = {}
-    if form.scaled:
-        leaders = one_scale(plan, place(plan, sizes, form, 1), joined(plan))
-        scales = calibrate(graph, plan, calibration, form, observer, device, leaders)
-    affines = _affines(plan, modules)
+    phases = phases or Phases()
+    with phases.of("trace"):
+        graph = trace(_copied(model, device), in_place=True).to(device)
+    with phases.of("observe"):
+        blank = torch.zeros(1, *image, device=device)
+        sizes = sizes_of(graph, blank) if observed is None else observed.sizes
+    with phases.of("pack"):
+        plan = lower(graph, sizes)
+        stem = stem_of(plan, sizes)
+        modules = dict(graph.named_modules())
+        weights = _pack(plan, modules, sizes, form, stem)
+        affines = _affines(plan, modules)
+    scales: Mapping[str, float] = {} if observed is None else observed.scales
+    if form.scaled and observed is None:
+        with phases.of("calibrate"):
+            leaders = one_scale(plan, place(plan, sizes, form, 1), joined(plan))
+            scales = calibrate(graph, plan, calibration, form, observer, device, leaders)
     return Lowered(plan, sizes, form, modules, weights, affines, scales, stem, device)
 
 

@@ -45,15 +45,18 @@ class OwnNetwork:
         tuned: bool = True,
         search_s: float = 40.0,
         phases: Optional[Phases] = None,
+        await_compiler: Callable[[], Any] = int,
     ) -> None:
         """`search_s`: about so many seconds may be spent where problems are not settled yet.
-        `phases`: which has phases from before, and gets those of here."""
+        `phases`: which has phases from before, and gets those of here. `await_compiler`: called
+        before a kernel may be compiled."""
         self.network = network
         self.settled: Settled = {} if settled is None else settled
         #: What was measured because nobody knew it, for each batch size that was prepared.
         self.tunings: List[Tuned] = []
         self.phases = phases or Phases()
         self._graph, self._tuned, self._search_s = graph, tuned, search_s
+        self._await_compiler = await_compiler
         self._ready: Dict[Tuple[int, torch.dtype], _Ready] = {}
         #: All that were prepared, in order.
         self._made: List[_Ready] = []
@@ -133,12 +136,14 @@ class OwnNetwork:
     def _settle(self, work: Work) -> None:
         """Choose what every step runs as. Afterwards all of it has run once, or will run before it
         is captured."""
+        launches, fresh = work.launches(), {}
+        if self._tuned:
+            with self.phases.of("restore"):
+                fresh = restore(launches, self.settled)
+        with self.phases.of("await compiler"):
+            self._await_compiler()
         if not self._tuned:
             work.run()
-            return
-        launches = work.launches()
-        with self.phases.of("restore"):
-            fresh = restore(launches, self.settled)
         if fresh:
             self.tunings.append(
                 tune(launches, fresh, self.settled, work.run, self._search_s, self.phases)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from typing import Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from narrowgauge_lab.engines.keys import cache_key
 from narrowgauge_lab.engines.native import of_batch
 from narrowgauge_lab.engines.own import cudnn
 from narrowgauge_lab.engines.own.gpu.formats import FORMATS
-from narrowgauge_lab.engines.own.gpu.lowered import lowered
+from narrowgauge_lab.engines.own.gpu.lowered import Observed, lowered
 from narrowgauge_lab.engines.own.gpu.network import OwnNetwork
 from narrowgauge_lab.engines.own.gpu.phases import Phases
 from narrowgauge_lab.engines.own.gpu.tuning import Settled
@@ -91,25 +91,25 @@ class OwnRunner(Runner):
 def prepare(
     model: nn.Module, example: torch.Tensor, wanted: Preparation, options: Dict[str, Scalar]
 ) -> OwnRunner:
-    """`model` ready on `wanted.device`. The cache keeps which kernel each problem was settled on;
-    compiled kernels are in Triton's own cache."""
+    # unverified: sizes and scales from the cache | no GPU since | test_own_gpu_cuda.py -k cache
+    """`model` ready on `wanted.device`. The cache keeps which kernel each problem was settled on,
+    and what running the network showed; compiled kernels are in Triton's own cache."""
     from narrowgauge_lab.engines.own.gpu.kernels import hash_installation
 
     hashed = hash_installation()
     profile = wanted.profile(example)
     form, image = FORMATS[wanted.precision], profile.image
     phases = Phases()
-    with phases.of("lower"):
-        network = lowered(model, image, form, wanted.calibration, wanted.device)
-    hashed.join()
-    first = of_batch(example, max(1, profile.best))
 
-    def ready(settled: Settled) -> OwnNetwork:
+    def ready(settled: Settled, observed: Optional[Observed] = None) -> OwnNetwork:
+        network = lowered(
+            model, image, form, wanted.calibration, wanted.device, observed=observed, phases=phases
+        )
         made = OwnNetwork(
-            network, settled, phases=phases,
+            network, settled, phases=phases, await_compiler=hashed.join,
             tuned=bool(options["tune_s"]), search_s=float(options["search_s"]),
         )  # fmt: skip
-        made(first)
+        made(of_batch(example, max(1, profile.best)))
         return made
 
     if wanted.cache is None:
@@ -119,24 +119,38 @@ def prepare(
     def build() -> bytes:
         nonlocal own
         own = ready({})
-        return json.dumps(own.settled, sort_keys=True).encode()
+        return json.dumps(_document(own), sort_keys=True).encode()
 
     with phases.of("key"):
         key = cache_key("narrowgauge", _versions(), model, example, wanted, options)
     kept = wanted.cache.fetch(key, build, _unusable)
-    runner = OwnRunner(own or ready(json.loads(kept.payload)))
+    runner = OwnRunner(own or ready(*_read(kept.payload)))
     runner.from_cache, runner.cache_key, runner.cache_note = kept.from_cache, kept.key, kept.note
     return runner
 
 
+def _document(own: OwnNetwork) -> Dict[str, Any]:
+    return {"settled": own.settled, "observed": own.network.observed.document()}
+
+
+def _read(payload: bytes) -> Tuple[Settled, Observed]:
+    """What `_document` gave; raises ValueError for anything else."""
+    found = json.loads(payload)
+    settled = found.get("settled") if isinstance(found, dict) else None
+    if not isinstance(settled, dict) or not all(
+        isinstance(each, dict) for each in settled.values()
+    ):
+        raise ValueError("no kernels")
+    return settled, Observed.of_document(found.get("observed"))
+
+
 def _unusable(payload: bytes) -> str:
-    """Why what was kept are no settled kernels, or nothing."""
+    """Why what was kept is no engine, or nothing."""
     try:
-        found = json.loads(payload)
-    except ValueError:
-        return "what was kept is not JSON"
-    fine = isinstance(found, dict) and all(isinstance(each, dict) for each in found.values())
-    return "" if fine else "what was kept are no kernels"
+        _read(payload)
+    except ValueError as error:  # no JSON among them
+        return f"what was kept is no engine: {error}"
+    return ""
 
 
 def _versions() -> Dict[str, str]:
