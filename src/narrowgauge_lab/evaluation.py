@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from narrowgauge_lab import torch_compat, turns
+from narrowgauge_lab import torch_compat
 from narrowgauge_lab.augment import Feed
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.distributed import ALONE, Group
@@ -55,7 +55,6 @@ def evaluate(
         for indices in group.shard(everything).split(batch_size):
             if len(indices) == 0:  # what `split` makes of nothing
                 continue
-            turns.let_others()
             images, labels = test_set.batch(indices)
             with mode.autocast():
                 logits = model(images)

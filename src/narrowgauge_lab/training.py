@@ -20,7 +20,7 @@ from torch import nn
 
 from narrowgauge_contract.errors import UsageError
 from narrowgauge_contract.placement import PlacementPlan
-from narrowgauge_lab import checkpoint, precision, torch_compat, turns
+from narrowgauge_lab import checkpoint, precision, torch_compat
 from narrowgauge_lab.anytime.objective import Objective
 from narrowgauge_lab.anytime.stepping import ExitStepper
 from narrowgauge_lab.augment import Feed
@@ -292,7 +292,6 @@ class Training:
         self._batches = order.split(self.recipe.batch_size * self.group.size)
         for indices in self._batches:
             self.step(indices)
-            turns.let_others()
             seen += indices.shape[0]
             self._show_progress(seen)
             if self.step.stopped():

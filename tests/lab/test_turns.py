@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -17,21 +18,25 @@ from narrowgauge_lab import turns
 from narrowgauge_lab.history import History
 from narrowgauge_lab.turns import Turns
 
-#: Works in steps of a millisecond, and writes when each began and ended.
+#: Works without ever looking up, as one does who captures, searches or scores, and writes when.
 _WORKER = """
 import sys, time
 from pathlib import Path
 from narrowgauge_lab.turns import Turns
-folder, stop, log = map(Path, sys.argv[1:])
-mine = Turns(folder, lambda: None)
+folder, stop, log = map(Path, sys.argv[1:4])
+busy_until = time.monotonic() + float(sys.argv[4])
+mine = Turns(folder, lambda: None, lambda: time.monotonic() > busy_until)
+mine.listen()
 with log.open("w") as out:
     while not stop.exists():
-        began = time.monotonic()
-        time.sleep(0.001)
-        out.write(f"{began} {time.monotonic()}\\n")
+        out.write(f"{time.monotonic()}\\n")
         out.flush()
-        mine.let_others()
 """
+
+
+def _worker(tmp_path: Path, log: Path, busy_s: float = 0.0) -> subprocess.Popen[bytes]:
+    given = [str(tmp_path / "turns"), str(tmp_path / "stop"), str(log), str(busy_s)]
+    return subprocess.Popen([sys.executable, "-c", _WORKER, *given])
 
 
 @pytest.fixture
@@ -39,10 +44,7 @@ def at_work(tmp_path: Path) -> Iterator[List[Path]]:
     """Two processes on the floor, each with a log; they are stopped at the end."""
     stop = tmp_path / "stop"
     logs = [tmp_path / f"log-{number}" for number in range(2)]
-    workers = [
-        subprocess.Popen([sys.executable, "-c", _WORKER, str(tmp_path / "turns"), str(stop), log])
-        for log in map(str, logs)
-    ]
+    workers = [_worker(tmp_path, log) for log in logs]
     try:
         _until(lambda: all(log.exists() and log.stat().st_size for log in logs))
         yield logs
@@ -61,8 +63,8 @@ def _until(is_so: Any) -> None:
         time.sleep(0.005)
 
 
-def _steps(log: Path) -> List[List[float]]:
-    return [list(map(float, line.split())) for line in log.read_text().splitlines()[:-1]]
+def _moments(log: Path) -> List[float]:
+    return list(map(float, log.read_text().splitlines()[:-1]))
 
 
 def test_nobody_works_while_one_times(at_work: List[Path], tmp_path: Path) -> None:
@@ -72,17 +74,70 @@ def test_nobody_works_while_one_times(at_work: List[Path], tmp_path: Path) -> No
         with mine.alone():
             began = time.monotonic()
             with mine.alone():  # a window in a window
-                mine.let_others()  # a step that is timed
+                mine.step_aside()  # nobody else may ask
                 time.sleep(0.02)
             windows.append((began, time.monotonic()))
-        counts = [len(_steps(log)) for log in at_work]
-        _until(lambda: all(len(_steps(log)) > n for log, n in zip(at_work, counts)))  # noqa: B023
+        counts = [len(_moments(log)) for log in at_work]
+        _until(lambda: all(len(_moments(log)) > n for log, n in zip(at_work, counts)))  # noqa: B023
     mine.close()
 
     assert mine.alone_for >= 0.1
     for log in at_work:
         for began, ended in windows:
-            assert not [s for s in _steps(log) if s[1] > began and s[0] < ended]
+            assert not [at for at in _moments(log) if began < at < ended]
+
+
+def test_who_captures_is_waited_for(tmp_path: Path) -> None:
+    """It would break its graph by waiting for the GPU."""
+    log = tmp_path / "log"
+    worker = _worker(tmp_path, log, busy_s=2.0)
+    try:
+        _until(lambda: log.exists() and log.stat().st_size)
+        mine = Turns(tmp_path / "turns", lambda: None)
+        with mine.alone():
+            began = time.monotonic()
+            time.sleep(0.02)
+            ended = time.monotonic()
+        first = _moments(log)[0]
+        mine.close()
+        (tmp_path / "stop").touch()
+        assert worker.wait(30) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+
+    assert began >= first + 1.0
+    assert not [at for at in _moments(log) if began < at < ended]
+
+
+def test_a_number_that_is_now_another_process_gets_no_signal(tmp_path: Path) -> None:
+    """A signal that it does not expect would end it."""
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    members = tmp_path / "members"
+    try:
+        one = Turns(tmp_path, lambda: None)
+        told = turns._identity(other.pid)
+        pid, began, space = told.split("-")
+        (members / f"{pid}-{int(began) - 1}-{space}").touch()
+        (members / f"{pid}-{began}-{int(space) + 1}").touch()  # of another container
+        timing = threading.Thread(target=lambda: _time_once(tmp_path), daemon=True)
+        timing.start()
+        _until(lambda: not list(members.iterdir()))
+        one.close()  # all that kept the other from the floor
+        timing.join(60)
+        assert not timing.is_alive()
+        assert other.poll() is None
+        assert turns._identity(2**22 + 1) == ""
+    finally:
+        other.kill()
+        other.wait()
+
+
+def _time_once(folder: Path) -> None:
+    mine = Turns(folder, lambda: None)
+    with mine.alone():
+        pass
+    mine.close()
 
 
 def test_two_who_time_do_so_one_after_the_other(at_work: List[Path], tmp_path: Path) -> None:
@@ -92,7 +147,7 @@ def test_two_who_time_do_so_one_after_the_other(at_work: List[Path], tmp_path: P
     def time_often() -> None:
         mine = Turns(tmp_path / "turns", lambda: None)
         for _ in range(5):
-            mine.let_others()
+            mine.step_aside()
             with mine.alone():
                 began = time.monotonic()
                 time.sleep(0.005)
@@ -138,7 +193,7 @@ def test_who_dies_lets_go(tmp_path: Path) -> None:
 def test_the_gpu_is_waited_for_before_others_go_on(tmp_path: Path) -> None:
     waits: List[str] = []
     mine = Turns(tmp_path, lambda: waits.append("waited"))
-    mine.let_others()
+    mine.step_aside()
     assert not waits  # nobody asked
     with mine.alone():
         assert waits == ["waited"]
@@ -148,7 +203,9 @@ def test_the_gpu_is_waited_for_before_others_go_on(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _nobody() -> Iterator[None]:
+    handler = signal.getsignal(signal.SIGUSR2)
     yield
+    signal.signal(signal.SIGUSR2, handler)
     if turns._mine is not None:
         turns._mine.close()
     turns._mine = None
@@ -165,12 +222,11 @@ def test_a_row_takes_part_only_where_it_is_told_to(
     monkeypatch.setenv(turns.ENV, str(tmp_path / "turns"))
     turns.begin(torch.device("cpu"))
     with turns.alone():
-        turns.let_others()
+        pass
     assert turns.facts() == {}
     assert turns.sharing()
 
     turns.begin(gpu)
-    turns.let_others()
     told = turns.facts()["shared_gpu"]
     assert told["alone_seconds"] == 0.0
     assert told["mps"] is False
