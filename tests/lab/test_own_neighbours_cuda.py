@@ -55,7 +55,7 @@ def neighbours() -> Iterator[None]:
     finally:
         for each in busy:
             each.kill()
-            each.wait()
+            each.communicate()
 
 
 def _choose(work: Work, which: str) -> None:

@@ -1,4 +1,3 @@
-// unverified: manual layers' chunks prepared ahead, without NaN tests | compiled and emulated, no GPU was at hand | pytest -m gpu tests/kernels/test_manual_float_cuda.py
 // Device code of the manual convolution and linear layer on CUDA cores, for any policy of
 // ../manual_mac.h. C++14, no toolkit header: NVRTC 11.8 and nvcc 13 take it.
 //
