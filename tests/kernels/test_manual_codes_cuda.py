@@ -216,6 +216,24 @@ def test_weights_of_several_taps_are_turned(channels, kernel):
     assert torch.equal(given, conv(shape, x, weight, "direct", terms=TERMS["masked"]))
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("outputs", [32, 33, 96])
+@pytest.mark.parametrize("kernel", [(1, 1), (1, 2), (3, 3)])
+@pytest.mark.parametrize("channels", [1, 6, 64, 130])
+def test_weights_of_tables_are_turned(channels, kernel, outputs, groups):
+    """Outputs to the end: by our kernel where a group has a multiple of 32, else by torch."""
+    skip_without("table")
+    shape = Shape(
+        2, groups * channels, 9, 8, groups * outputs, kernel, (1, 1), (1, 1), (1, 1), groups
+    )
+    x, weight = (moved(each) for each in operands(shape, True, True))
+    other = weight.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+    table = moved(random_table(-30000, 31000))
+    given = conv(shape, x, weight, "table", table=table)
+    assert torch.equal(given, conv(shape, x, other, "table", table=table))
+    assert torch.equal(given, conv(shape, x, weight, "direct", table=table))
+
+
 @pytest.mark.parametrize("isa", ["auto", "tensor", "table", "direct"])
 def test_linear_of_any_rank(isa):
     skip_without(isa)

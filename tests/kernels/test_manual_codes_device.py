@@ -178,17 +178,21 @@ def test_tables_on_every_shape(device, name, tile):
 @pytest.mark.parametrize("tile", [0, 1, 2, 3])
 @pytest.mark.parametrize(
     ("least", "most"),
-    [(0, 65535), (-1, 65534), (5, 65540), (-70000, -5000), (-70000, 69071), (7, 7)],
-)
+    [(0, 65535), (-1, 65534), (5, 65540), (-70000, -5000), (-70000, 69071), (7, 7),
+     (-32767, 32767), (0, 32767), (-32768, 0), (0, 0)],
+)  # fmt: skip
 def test_tables_of_every_range(device, tile, least, most):
     """16-bit entries where the range is theirs, else 32-bit ones; the host need not know which."""
     table = random_table(least, most)
     check(device, Shape(3, 21, 2, 2, 35), TABLE, table=table, tile=tile)
+    if tile == 0:  # lookups have 32-bit entries of any
+        check(device, Shape(1, 3, 2, 2, 5), DIRECT, table=table)
 
 
 def test_tables_in_ranges_of_depth(device):
     """The least product counts once per output, whichever block adds it."""
     check(device, Shape(5, 100, 2, 2, 7), TABLE, table=random_table(-3, 60000), tile=3, splits=2)
+    check(device, Shape(3, 40, 1, 1, 7), TABLE, table=random_table(-3, 600), tile=3, splits=3)
 
 
 @pytest.mark.slow

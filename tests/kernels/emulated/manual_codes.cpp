@@ -71,10 +71,11 @@ void run(const std::int64_t* sizes, const std::int64_t* facts, const std::int64_
   const std::vector<FoldedSweep> sweeps =
       table ? std::vector<FoldedSweep>() : fold(terms_of(terms, term_count));
   std::vector<unsigned int> prepared(static_cast<std::size_t>(prepared_words()), 0xA5C3A5C3u);
-  if (table) {
-    launch_prepare(table, operands.a_signed, operands.b_signed, prepared.data(), nullptr);
-  }
   const Path path = static_cast<Path>(plan[0]);
+  if (table) {
+    launch_prepare(table, operands.a_signed, operands.b_signed, facts[12], path, prepared.data(),
+                   nullptr);
+  }
   if (path == Path::kDirect) {
     if (!table) {
       launch_tabulate(sweeps, operands.a_signed, operands.b_signed, prepared.data(), nullptr);
@@ -88,8 +89,8 @@ void run(const std::int64_t* sizes, const std::int64_t* facts, const std::int64_
   Plan made{path, static_cast<int>(plan[1]), 0, 1, 0};
   made.tiles =
       divided_up(extents.pixels, tile.pixels) * divided_up(extents.outputs, tile.channels);
-  const std::int64_t depth =
-      divided_up(divided_up(extents.depth, plan[2]), kSplitUnit) * kSplitUnit;
+  const std::int64_t unit = split_unit(path);
+  const std::int64_t depth = divided_up(divided_up(extents.depth, plan[2]), unit) * unit;
   made.split_depth = static_cast<int>(depth);
   made.splits = static_cast<int>(divided_up(extents.depth, depth));
   if (table) {

@@ -59,6 +59,24 @@ at::Tensor lowered_x(const Problem& problem, cudaStream_t stream) {
   return rows;
 }
 
+// unverified: tables' weights turned by our kernel, their ranges of depth of 16, their preparation without a scan | emulated; no GPU since | pytest -m gpu tests/kernels/test_manual_codes_cuda.py
+// For kTable: channels to the end of each kernel, then outputs to the end of all. Undefined where the kernel
+// that transposes does not take these, or outputs need zeros behind them.
+at::Tensor turned_weight(const Problem& problem, cudaStream_t stream) {
+  const Geometry& geometry = problem.geometry;
+  const std::int64_t taps = geometry.kernel_height * geometry.kernel_width;
+  const std::int64_t padded = padded_channels(geometry);
+  const Planes each{geometry.out_channels, geometry.group_channels(), taps};
+  const Planes all{geometry.groups, geometry.group_outputs(), taps * padded};
+  const bool lies_so = taps == 1 && geometry.group_channels() == padded;
+  if (!problem.weight.is_contiguous() || geometry.group_outputs() % kOutputPad != 0 ||
+      !transposes(all) || !(lies_so || transposes(each))) {
+    return at::Tensor();
+  }
+  return transposed(lies_so ? problem.weight : transposed(problem.weight, each, stream), all,
+                    stream);
+}
+
 // As manual_codes/cuda/manual_codes.h says of the path.
 at::Tensor lowered_weight(const Problem& problem, Path path, cudaStream_t stream) {
   const Geometry& geometry = problem.geometry;
@@ -70,6 +88,10 @@ at::Tensor lowered_weight(const Problem& problem, Path path, cudaStream_t stream
   const Planes planes{geometry.out_channels, channels, height * width};
   if (!by_table && problem.weight.is_contiguous() && transposes(planes)) {
     return transposed(problem.weight, planes, stream);
+  }
+  const at::Tensor turned = by_table ? turned_weight(problem, stream) : at::Tensor();
+  if (turned.defined()) {
+    return turned;
   }
   const at::Tensor grouped =
       problem.weight.reshape({geometry.groups, outputs, channels, height, width});
@@ -165,7 +187,8 @@ at::Tensor run(const Problem& problem, const std::string& isa) {
   if (by_table) {
     check_launch(launch_prepare(problem.table.data_ptr<std::int32_t>(),
                                 problem.x.scalar_type() == at::kChar,
-                                problem.weight.scalar_type() == at::kChar, words, stream));
+                                problem.weight.scalar_type() == at::kChar, problem.largest,
+                                plan.path, words, stream));
   }
   if (plan.path == Path::kDirect) {
     run_direct(problem, sweeps, words, machine, stream);

@@ -34,10 +34,11 @@ struct Operands {
 cudaError_t machine_of(int device, Machine& machine);
 
 // Words of a prepared table: the layouts that kernels read, which either of these makes. `table` is as
-// in ../manual_codes.h; what sweeps make is for launch_direct only.
+// in ../manual_codes.h, `largest` the greatest magnitude in it; it is prepared for kTable or kDirect.
+// What sweeps make is for launch_direct only.
 long long prepared_words();
-cudaError_t launch_prepare(const int* table, bool a_signed, bool b_signed, unsigned int* prepared,
-                           cudaStream_t stream);
+cudaError_t launch_prepare(const int* table, bool a_signed, bool b_signed, std::int64_t largest,
+                           Path path, unsigned int* prepared, cudaStream_t stream);
 cudaError_t launch_tabulate(const std::vector<FoldedSweep>& sweeps, bool a_signed, bool b_signed,
                             unsigned int* prepared, cudaStream_t stream);
 

@@ -27,7 +27,7 @@ struct Lowered {
   int channels, true_channels;  // of a group; channels is a multiple of 4
   int outputs;                  // of a group
   int depth;                    // kernel height * kernel width * channels
-  int split_depth;              // of one block; a multiple of 64
+  int split_depth;              // of one block; a multiple of split_unit
   int true_depth;               // products of one output
   unsigned int fill;            // four padding codes
 };

@@ -39,7 +39,9 @@ struct TileCost {
   int channels;
   int blocks_per_sm;
   int shared_bytes;
-  double step;  // clocks of 16 of depth, all of an SM's blocks at it
+  double step;     // clocks of 16 of depth, all of an SM's blocks at it
+  double written;  // clocks of 32 results, and of 32 that are added to others'
+  double added;
 };
 
 struct Plan {
@@ -50,7 +52,9 @@ struct Plan {
   int split_depth;
 };
 
-constexpr int kSplitUnit = 64;
+// Ranges of depth are multiples of what a kernel loads at once.
+inline std::int64_t split_unit(Path path) { return path == Path::kTable ? 16 : 64; }
+
 // The largest depth whose shifted sum of eight products of bytes, each at most 255 * 255, is an int32.
 constexpr int kShiftedDepth = 4096;
 
@@ -97,13 +101,15 @@ inline bool lowers(const Geometry& geometry) {
 }
 
 inline const std::vector<TileCost>& tiles_of(Path path) {
-  // Clocks as in manual_codes_structured.cuh and manual_codes_table.cuh.
-  static const std::vector<TileCost> tensor = {{256, 128, 1, 98304, 210}, {128, 64, 2, 49152, 120}};
-  static const std::vector<TileCost> dot = {{64, 64, 4, 4608, 1100}};
-  static const std::vector<TileCost> table = {{1024, 32, 1, 98304, 17400},
-                                              {896, 32, 1, 94208, 15730},
-                                              {1024, 32, 1, 65536, 18500},
-                                              {512, 32, 1, 49152, 11800}};
+  // Clocks as in manual_codes_structured.cuh; by table as 27 layers took on an H200, which these
+  // explain to 3 %.
+  static const std::vector<TileCost> tensor = {{256, 128, 1, 98304, 210, 1, 3},
+                                               {128, 64, 2, 49152, 120, 1, 3}};
+  static const std::vector<TileCost> dot = {{64, 64, 4, 4608, 1100, 1, 3}};
+  static const std::vector<TileCost> table = {{1024, 32, 1, 98304, 28000, 6, 12},
+                                              {896, 32, 1, 94208, 26000, 6, 12},
+                                              {1024, 32, 1, 65536, 29800, 6, 12},
+                                              {512, 32, 1, 49152, 19000, 6, 12}};
   static const std::vector<TileCost> none;
   switch (path) {
     case Path::kTensor:
@@ -128,12 +134,14 @@ inline double plan_clocks(const TileCost& tile, const Extents& extents, const Ma
       divided_up(blocks, std::int64_t(machine.multiprocessors) * tile.blocks_per_sm);
   const double results = static_cast<double>(tile.pixels) * tile.channels / 32;
   const double each = tile.step * extents.passes * static_cast<double>(split_depth) / 16;
-  return static_cast<double>(waves) * (each + 2500 + results * (splits > 1 ? 3 : 1));
+  return static_cast<double>(waves) *
+         (each + 2500 + results * (splits > 1 ? tile.added : tile.written));
 }
 
 // The cheapest tile and number of ranges. Shared memory rules some out; the last always fits.
 inline Plan plan_tiles(Path path, const Extents& extents, const Machine& machine) {
   const std::vector<TileCost>& tiles = tiles_of(path);
+  const std::int64_t unit = split_unit(path);
   const std::int64_t least =
       extents.shifts ? divided_up(extents.depth, kShiftedDepth) : std::int64_t(1);
   Plan best{path, -1, 0, 1, 0};
@@ -144,7 +152,7 @@ inline Plan plan_tiles(Path path, const Extents& extents, const Machine& machine
     }
     for (std::int64_t splits = least; splits <= std::max<std::int64_t>(least, 64); ++splits) {
       const std::int64_t depth =
-          divided_up(divided_up(extents.depth, splits), kSplitUnit) * kSplitUnit;
+          divided_up(divided_up(extents.depth, splits), unit) * unit;
       const std::int64_t used = divided_up(extents.depth, depth);
       const double clocks = plan_clocks(tiles[i], extents, machine, used, depth);
       if (best.tile < 0 || clocks < best_clocks) {

@@ -54,10 +54,13 @@ static_assert(kOutputPad == kChannelPad, "weights are packed for the kernel");
 
 long long prepared_words() { return kTableWords; }
 
-cudaError_t launch_prepare(const int* table, bool a_signed, bool b_signed, unsigned int* prepared,
-                           cudaStream_t stream) {
+cudaError_t launch_prepare(const int* table, bool a_signed, bool b_signed, std::int64_t largest,
+                           Path path, unsigned int* prepared, cudaStream_t stream) {
+  const bool surely_narrow = largest <= kSurelyNarrow;
   return enqueue(prepare_table<kPrepareThreads>, dim3(kPrepareBlocks), kPrepareThreads, 0, stream,
-                 table, a_signed ? 128 : 0, b_signed ? 128 : 0, prepared);
+                 table, a_signed ? 128 : 0, b_signed ? 128 : 0,
+                 surely_narrow ? static_cast<int>(largest) : -1,
+                 !surely_narrow || path == Path::kDirect, prepared);
 }
 
 cudaError_t launch_table(const Geometry& geometry, const Operands& operands,
