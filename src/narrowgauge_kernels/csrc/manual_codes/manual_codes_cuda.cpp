@@ -59,7 +59,6 @@ at::Tensor lowered_x(const Problem& problem, cudaStream_t stream) {
   return rows;
 }
 
-// unverified: tables' weights turned by our kernel, their ranges of depth of 16, their preparation without a scan | emulated; no GPU since | pytest -m gpu tests/kernels/test_manual_codes_cuda.py
 // For kTable: channels to the end of each kernel, then outputs to the end of all. Undefined where the kernel
 // that transposes does not take these, or outputs need zeros behind them.
 at::Tensor turned_weight(const Problem& problem, cudaStream_t stream) {

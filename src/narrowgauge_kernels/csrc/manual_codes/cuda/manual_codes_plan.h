@@ -106,10 +106,10 @@ inline const std::vector<TileCost>& tiles_of(Path path) {
   static const std::vector<TileCost> tensor = {{256, 128, 1, 98304, 210, 1, 3},
                                                {128, 64, 2, 49152, 120, 1, 3}};
   static const std::vector<TileCost> dot = {{64, 64, 4, 4608, 1100, 1, 3}};
-  static const std::vector<TileCost> table = {{1024, 32, 1, 98304, 28000, 6, 12},
-                                              {896, 32, 1, 94208, 26000, 6, 12},
-                                              {1024, 32, 1, 65536, 29800, 6, 12},
-                                              {512, 32, 1, 49152, 19000, 6, 12}};
+  static const std::vector<TileCost> table = {{1024, 32, 1, 98304, 23700, 4, 10},
+                                              {896, 32, 1, 94208, 21300, 4, 10},
+                                              {1024, 32, 1, 65536, 25200, 4, 10},
+                                              {512, 32, 1, 49152, 16100, 4, 10}};
   static const std::vector<TileCost> none;
   switch (path) {
     case Path::kTensor:

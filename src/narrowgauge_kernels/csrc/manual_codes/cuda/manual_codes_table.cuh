@@ -16,7 +16,7 @@
 //                 (LEA.HI): 8 on 64 lanes, 128 warps                                 512, beside
 //
 // so 1085 clocks, 30 products a clock: 7.0 T/s at 1.755 GHz, 7.9 at 1.98, and 5 asks for two thirds.
-// Measured were 1750 at 1.98 GHz, and 8,600 to start a block and write its results, 15,000 to add them.
+// Measured were 1480 at 1.98 GHz, 11,000 to start a block and write its results, 14,000 to add them.
 // Codes that are mostly zero meet less: 1.26 at 70 % zeros, 7.9 T/s. Rows of 128 bytes read without
 // conflict but have 64 channels to make per 512 pixels: 1088 clocks, and twice the L1 and L2 traffic.
 //
@@ -123,9 +123,16 @@ struct TableShape {
   static constexpr int kOwnPixels = kOwn;    // of a thread
   static constexpr int kDepth = kSteps;      // steps of depth between two barriers: 1 or 2
   static constexpr int kPixels = kTableThreads / kVectors * kOwn;
+  static constexpr int kRowWords = kWide ? kWideWords : kNarrowWords;
+  static constexpr int kPositions = kRowWords / 2;  // pairs of words, each made into entries at once
   static constexpr int kSlabBytes = kPixels * kTableSlab;
   static constexpr int kEntriesBytes = kDepth * 256 * kVectors * 16;
   static constexpr int kBytes = 2 * (kSlabBytes + kEntriesBytes);
+
+  // The vector whose entries a thread makes.
+  static inline __device__ int made_by(unsigned int thread) {
+    return static_cast<int>(thread) / kPositions % kVectors;
+  }
 };
 
 template <bool kWide>
@@ -145,6 +152,10 @@ struct EntryMaker {
   long long row;                // bytes between steps of depth
   int end;
 };
+
+// A row's four vectors lie in another order from pair to pair of rows, so that threads of one vector and
+// of neighbouring codes store to different banks. Those who read a row read all of it.
+inline __device__ int place_in_row(int vector, int code) { return vector ^ (code / 2 % kVectors); }
 
 inline __device__ void store_entries(const Pair (&pairs)[8], Vector* entries, int first) {
 #pragma unroll
@@ -170,18 +181,19 @@ inline __device__ void store_entries(const Pair (&pairs)[4], Vector* entries, in
 }
 
 // Entries of S::kDepth steps from `depth` on. A unit is two words of the packed table for one vector,
-// neighbouring threads have neighbouring vectors, so that a quarter of a warp stores 128 bytes in a
-// row. Where there is no weight, products are zero: those of padded channels, and past the end.
+// and a warp has one vector: each of its reads is of 256 bytes in a row, and of weights that all of
+// it shares. Where there is no weight, products are zero: those of padded channels, and past the end.
 template <typename S>
 inline __device__ void make_entries(const EntryMaker& maker, int depth, Vector* entries) {
-  constexpr int kRowWords = S::kWide ? kWideWords : kNarrowWords;
-  constexpr int kUnits = kRowWords / 2 * kVectors;
+  constexpr int kRowWords = S::kRowWords;
+  constexpr int kUnits = S::kPositions * kVectors;
+  static_assert(kTableThreads % kUnits == 0, "a thread's units are of one vector");
   const Lowered& task = maker.task;
 #pragma unroll 1
   for (int first = 0; first < S::kDepth * kUnits; first += kTableThreads) {
     const int unit = first + static_cast<int>(threadIdx.x);
     const int step = unit / kUnits;
-    const int position = unit % kUnits / kVectors;
+    const int position = unit % S::kPositions;
     if (S::kDepth * kUnits < kTableThreads && step >= S::kDepth) {
       break;
     }
@@ -208,7 +220,8 @@ inline __device__ void make_entries(const EntryMaker& maker, int depth, Vector* 
         pairs[lane] = {{0, 0}};
       }
     }
-    store_entries(pairs, entries + step * 256 * kVectors + unit % kVectors, position);
+    Vector* const row = entries + step * 256 * kVectors;
+    store_entries(pairs, row + place_in_row(S::made_by(threadIdx.x), position), position);
   }
 }
 
@@ -237,11 +250,20 @@ struct TableSums {
   }
 };
 
-// Adds S::kDepth steps. Codes are those of this thread's first pixel at these steps, entries begin
-// with this thread's vector of code 0; bytes, because indices would be scaled by one more instruction.
+// Where a code's entries of the vector that begins at `vector_byte` of a row lie, in bytes; `shifted`
+// is the code times 256 to the power of kByte.
+template <int kByte>
+inline __device__ unsigned int entry_at(unsigned int shifted, unsigned int vector_byte) {
+  constexpr unsigned int kRowBytes = kVectors * 16;
+  const unsigned int code = shifted >> (8 * kByte);
+  return code * kRowBytes + ((code * 8 & (kRowBytes - 16)) ^ vector_byte);
+}
+
+// Adds S::kDepth steps. Codes are those of this thread's first pixel at these steps; bytes, because
+// indices would be scaled by one more instruction.
 template <typename S>
 inline __device__ void add_entries(const unsigned char* codes, const unsigned char* entries,
-                                   TableSums<S>& sums) {
+                                   unsigned int vector_byte, TableSums<S>& sums) {
   constexpr int kRowBytes = kVectors * 16;
   constexpr int kPitch = 32 / kVectors;  // pixels between two of a thread
 #pragma unroll
@@ -249,13 +271,15 @@ inline __device__ void add_entries(const unsigned char* codes, const unsigned ch
     const unsigned char* const own = codes + pixel * kPitch * kTableSlab;
     if (S::kDepth == 2) {
       const unsigned int both = *reinterpret_cast<const unsigned short*>(own);
-      const Vector first = *reinterpret_cast<const Vector*>(entries + (both & 255u) * kRowBytes);
-      const Vector second =
-          *reinterpret_cast<const Vector*>(entries + 256 * kRowBytes + (both >> 8) * kRowBytes);
+      const Vector first =
+          *reinterpret_cast<const Vector*>(entries + entry_at<0>(both & 255u, vector_byte));
+      const Vector second = *reinterpret_cast<const Vector*>(entries + 256 * kRowBytes +
+                                                             entry_at<1>(both, vector_byte));
       sums.add(pixel, first);
       sums.add(pixel, second);
     } else {
-      sums.add(pixel, *reinterpret_cast<const Vector*>(entries + *own * kRowBytes));
+      sums.add(pixel,
+               *reinterpret_cast<const Vector*>(entries + entry_at<0>(*own, vector_byte)));
     }
   }
 }
@@ -286,7 +310,7 @@ __global__ void __launch_bounds__(kTableThreads, 1)
   const EntryMaker maker{task,
                          prepared + (S::kWide ? kWideOffset : kTableHeadWords),
                          task.weight + static_cast<long long>(group) * task.depth * padded +
-                             first_channel + vector * S::kLanes,
+                             first_channel + S::made_by(threadIdx.x) * S::kLanes,
                          padded, end};
   // Registers are short: windows are found again for each slab.
   const auto load_slab = [&](int depth, unsigned char* slab) {
@@ -324,8 +348,8 @@ __global__ void __launch_bounds__(kTableThreads, 1)
         }
       } else {
         add_entries<S>(slabs + slab % 2 * S::kSlabBytes + own_pixel * kTableSlab + at % kTableSlab,
-                       reinterpret_cast<const unsigned char*>(entries + side * kEntries + vector),
-                       sums);
+                       reinterpret_cast<const unsigned char*>(entries + side * kEntries),
+                       static_cast<unsigned int>(vector) * 16, sums);
       }
     }
   }
