@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import OutOfResources
 
+from narrowgauge_lab.triton_hashes import hash_functions
+
 __all__ = [
     "OutOfResources",
     "absmax_kernel",
@@ -330,3 +332,6 @@ def reduce_kernel(
     inner = tl.load(x_scale + (k // count) * channels + c, mask=real, other=0.0)
     value = total.to(tl.float32) * tl.load(g_scale + k) * inner
     tl.store(y + k.to(tl.int64) * columns + c * taps + tap, value, mask=real)
+
+
+hash_functions(vars())

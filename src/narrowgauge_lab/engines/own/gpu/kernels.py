@@ -7,21 +7,21 @@ kernels with that already in them. NaN stays NaN, but int8 has none.
 
 from __future__ import annotations
 
-import threading
-
 import triton
 import triton.language as tl
 from triton.compiler import compiler
 from triton.runtime import cache
 from triton.runtime.errors import OutOfResources
 
+from narrowgauge_lab.triton_hashes import hash_functions
+
 __all__ = [
+    "HASHED_BY",
     "VERSION",
     "OutOfResources",
     "affine_kernel",
     "conv_kernel",
     "depthwise_kernel",
-    "hash_installation",
     "linear_kernel",
     "mean_kernel",
     "pool_kernel",
@@ -31,15 +31,8 @@ __all__ = [
 VERSION = triton.__version__
 
 
-def hash_installation() -> threading.Thread:
-    """A thread in which Triton hashes its own half gigabyte, once per process, as the first kernel
-    would wait for it to: 0.3 s that can pass beside other work."""
-    # Where the function is depends on the version; it keeps its result.
-    found = [getattr(module, "triton_key", None) for module in (cache, compiler)]
-    thread = threading.Thread(target=next(filter(None, found), bool), name="triton-key")
-    thread.start()
-    return thread
-
+#: Where Triton's hash of itself is, by its version.
+HASHED_BY = (cache, compiler)
 
 INT8 = tl.constexpr(0)
 FP8 = tl.constexpr(1)
@@ -407,3 +400,6 @@ def read_kernel(
     target = (row.to(tl.int64) * padded_w + column)[:, None] * PIXEL + c[None, :]
     mask = (column < padded_w)[:, None] & (c < PIXEL)[None, :]
     tl.store(y + target, _to_format(value * inverse_scale, OUT), mask=mask)
+
+
+hash_functions(vars())

@@ -20,6 +20,7 @@ from narrowgauge_lab.engines.own.gpu.network import OwnNetwork
 from narrowgauge_lab.engines.own.gpu.phases import Phases
 from narrowgauge_lab.engines.own.gpu.tuning import Settled
 from narrowgauge_lab.measure.probe import Observation
+from narrowgauge_lab.triton_hashes import hash_installation
 
 __all__ = ["OwnRunner", "missing", "prepare", "refuses"]
 
@@ -91,12 +92,11 @@ class OwnRunner(Runner):
 def prepare(
     model: nn.Module, example: torch.Tensor, wanted: Preparation, options: Dict[str, Scalar]
 ) -> OwnRunner:
-    # unverified: sizes and scales from the cache | no GPU since | test_own_gpu_cuda.py -k cache
     """`model` ready on `wanted.device`. The cache keeps which kernel each problem was settled on,
     and what running the network showed; compiled kernels are in Triton's own cache."""
-    from narrowgauge_lab.engines.own.gpu.kernels import hash_installation
+    from narrowgauge_lab.engines.own.gpu.kernels import HASHED_BY
 
-    hashed = hash_installation()
+    hashed = hash_installation(HASHED_BY)
     profile = wanted.profile(example)
     form, image = FORMATS[wanted.precision], profile.image
     phases = Phases()
