@@ -526,7 +526,10 @@ def test_the_second_engine_is_from_the_cache_and_a_damaged_one_is_not(tmp_path: 
     assert prepared("residual", "int8", cache=cache).from_cache
 
 
-@pytest.mark.parametrize("payload", [b"\x00no JSON", b"[1, 2]", b'{"settled": {}}'])
+@pytest.mark.parametrize(
+    "payload",
+    [b"\x00no JSON", b"[1, 2]", b'{"settled": {}}', b'{"settled": {}, "compiler": {"stamp": 1}}'],
+)
 def test_a_payload_that_is_no_engine_is_built_anew(
     tmp_path: Path, payload: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

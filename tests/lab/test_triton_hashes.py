@@ -1,18 +1,19 @@
-"""The order in which Triton's hashes are computed, and the interpreter meanwhile."""
+"""What Triton hashes of its functions, and of itself."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-import threading
 import types
-from typing import Any, Dict, List
+from pathlib import Path
+from typing import Any, Callable, Dict, List
 
 import pytest
 
-from narrowgauge_lab.triton_hashes import hash_functions, hash_installation
+from narrowgauge_lab.triton_hashes import Installation, hash_functions
 
 
 class Hashed:
@@ -37,37 +38,74 @@ def test_functions_are_hashed_in_the_order_of_their_definition() -> None:
     assert log == ["called", "calls"]
 
 
-def test_the_key_is_that_of_the_first_module_that_has_one() -> None:
-    log: List[str] = []
-    modules = [types.SimpleNamespace(), types.SimpleNamespace(triton_key=lambda: log.append("2")),
-               types.SimpleNamespace(triton_key=lambda: log.append("3"))]  # fmt: skip
+@pytest.fixture
+def holder(tmp_path: Path) -> types.SimpleNamespace:
+    """Like `triton.runtime.cache`, in an installation of two files that count and one that does
+    not."""
+    for name in ("runtime/cache.py", "_C/libtriton.so", "_C/notes.txt"):
+        path = tmp_path / "triton" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+        os.utime(path, ns=(5, 5))
+    file = str(tmp_path / "triton" / "runtime" / "cache.py")
+    return types.SimpleNamespace(__file__=file, triton_key=lambda: "computed")
 
-    hash_installation(modules).join()
 
-    assert log == ["2"]
+def test_the_hash_is_that_of_the_module_that_has_one(holder: types.SimpleNamespace) -> None:
+    installation = Installation([types.SimpleNamespace(__file__="/elsewhere/x.py"), holder])
+
+    assert installation.hash() == "computed"
+    assert installation.stamp()
 
 
-def test_a_version_that_keeps_its_key_elsewhere_is_let_be() -> None:
-    hash_installation([types.SimpleNamespace()]).join()
+def test_what_is_known_is_not_computed_again(holder: types.SimpleNamespace) -> None:
+    Installation([holder]).know("kept")
+
+    assert holder.triton_key() == "kept"
+    assert Installation([holder]).hash() == "kept"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("fails", [False, True])
-def test_threads_take_shorter_turns_only_meanwhile(fails: bool) -> None:
-    before = sys.getswitchinterval()
-    begun, seen = threading.Event(), []
+def test_a_version_that_keeps_its_hash_elsewhere_is_let_be() -> None:
+    module = types.SimpleNamespace()
+    installation = Installation([module])
+    installation.know("kept")
 
-    def key() -> None:
-        seen.append(sys.getswitchinterval())
-        begun.set()
-        if fails:
-            raise OSError("the library is gone")
+    assert (installation.stamp(), installation.hash()) == ("", "")
+    assert vars(module) == {}
 
-    hash_installation([types.SimpleNamespace(triton_key=key)]).join()
 
-    assert begun.is_set()
-    assert seen[0] < before
-    assert sys.getswitchinterval() == before
+def test_the_stamp_is_the_same_until_a_file_that_counts_changes(
+    holder: types.SimpleNamespace, tmp_path: Path
+) -> None:
+    installation = Installation([holder])
+    root = tmp_path / "triton"
+    seen = {installation.stamp()}
+    (root / "_C" / "notes.txt").write_text("longer than before")
+    assert installation.stamp() in seen
+
+    changes: List[Callable[[], object]] = [
+        lambda: (root / "_C" / "libtriton.so").write_text("another size"),
+        lambda: os.utime(root / "runtime" / "cache.py", ns=(5, 6)),
+        lambda: (root / "more.py").touch(),
+        lambda: (root / "more.py").unlink(),
+    ]
+    for number, change in enumerate(changes[:-1]):
+        change()
+        seen.add(installation.stamp())
+        assert len(seen) == number + 2
+    before = installation.stamp()
+    changes[-1]()
+    assert installation.stamp() != before
+
+
+def test_the_stamp_tells_places_apart(holder: types.SimpleNamespace, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(tmp_path / "triton", moved / "triton")
+    other = types.SimpleNamespace(
+        __file__=str(moved / "triton/runtime/cache.py"), triton_key=lambda: "computed"
+    )
+
+    assert Installation([other]).stamp() != Installation([holder]).stamp()
 
 
 @pytest.mark.slow
@@ -96,3 +134,25 @@ def test_hashes_are_the_same_whatever_is_asked_for_first(module: str) -> None:
 
     assert keys() == keys("reversed")
     assert len(keys()) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="Triton needs Python 3.10")
+def test_triton_takes_the_hash_that_is_known() -> None:
+    """In the version at hand, where its keys are made."""
+    pytest.importorskip("triton")
+    program = (
+        "from narrowgauge_lab.engines.own.gpu.kernels import HASHED_BY\n"
+        "from narrowgauge_lab.triton_hashes import Installation\n"
+        "from triton.runtime.cache import get_cache_key\n"
+        "import types\n"
+        "part = types.SimpleNamespace(hash=lambda: 'part')\n"
+        "def key(): return get_cache_key(part, part, part, {})\n"
+        "found = Installation(HASHED_BY)\n"
+        "assert found.stamp() == Installation(HASHED_BY).stamp() != ''\n"
+        "right = found.hash()\n"
+        "assert key().startswith(right)\n"
+        "found.know('kept')\n"
+        "assert key().startswith('kept-part')\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

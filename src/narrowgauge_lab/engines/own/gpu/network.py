@@ -45,18 +45,15 @@ class OwnNetwork:
         tuned: bool = True,
         search_s: float = 40.0,
         phases: Optional[Phases] = None,
-        await_compiler: Callable[[], Any] = int,
     ) -> None:
         """`search_s`: about so many seconds may be spent where problems are not settled yet.
-        `phases`: which has phases from before, and gets those of here. `await_compiler`: called
-        before a kernel may be compiled."""
+        `phases`: which has phases from before, and gets those of here."""
         self.network = network
         self.settled: Settled = {} if settled is None else settled
         #: What was measured because nobody knew it, for each batch size that was prepared.
         self.tunings: List[Tuned] = []
         self.phases = phases or Phases()
         self._graph, self._tuned, self._search_s = graph, tuned, search_s
-        self._await_compiler = await_compiler
         self._ready: Dict[Tuple[int, torch.dtype], _Ready] = {}
         #: All that were prepared, in order.
         self._made: List[_Ready] = []
@@ -140,8 +137,6 @@ class OwnNetwork:
         if self._tuned:
             with self.phases.of("restore"):
                 fresh = restore(launches, self.settled)
-        with self.phases.of("await compiler"):
-            self._await_compiler()
         if not self._tuned:
             work.run()
         if fresh:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 from typing import Any, Dict, Mapping, Optional, Tuple
@@ -20,7 +21,7 @@ from narrowgauge_lab.engines.own.gpu.network import OwnNetwork
 from narrowgauge_lab.engines.own.gpu.phases import Phases
 from narrowgauge_lab.engines.own.gpu.tuning import Settled
 from narrowgauge_lab.measure.probe import Observation
-from narrowgauge_lab.triton_hashes import hash_installation
+from narrowgauge_lab.triton_hashes import Installation
 
 __all__ = ["OwnRunner", "missing", "prepare", "refuses"]
 
@@ -93,10 +94,11 @@ def prepare(
     model: nn.Module, example: torch.Tensor, wanted: Preparation, options: Dict[str, Scalar]
 ) -> OwnRunner:
     """`model` ready on `wanted.device`. The cache keeps which kernel each problem was settled on,
-    and what running the network showed; compiled kernels are in Triton's own cache."""
+    what running the network showed, and Triton's hash of itself; compiled kernels are in Triton's
+    own cache."""
     from narrowgauge_lab.engines.own.gpu.kernels import HASHED_BY
 
-    hashed = hash_installation(HASHED_BY)
+    installation = Installation(HASHED_BY)
     profile = wanted.profile(example)
     form, image = FORMATS[wanted.precision], profile.image
     phases = Phases()
@@ -106,7 +108,7 @@ def prepare(
             model, image, form, wanted.calibration, wanted.device, observed=observed, phases=phases
         )
         made = OwnNetwork(
-            network, settled, phases=phases, await_compiler=hashed.join,
+            network, settled, phases=phases,
             tuned=bool(options["tune_s"]), search_s=float(options["search_s"]),
         )  # fmt: skip
         made(of_batch(example, max(1, profile.best)))
@@ -119,21 +121,38 @@ def prepare(
     def build() -> bytes:
         nonlocal own
         own = ready({})
-        return json.dumps(_document(own), sort_keys=True).encode()
+        return json.dumps(_document(own, installation), sort_keys=True).encode()
 
     with phases.of("key"):
         key = cache_key("narrowgauge", _versions(), model, example, wanted, options)
     kept = wanted.cache.fetch(key, build, _unusable)
-    runner = OwnRunner(own or ready(*_read(kept.payload)))
+    # unverified: Triton's own hash from the cache | no GPU since | test_own_gpu_cuda.py -k cache
+    if own is None:
+        found = _read(kept.payload)
+        if found.compiler["stamp"] == installation.stamp():
+            installation.know(found.compiler["hash"])
+        own = ready(found.settled, found.observed)
+    runner = OwnRunner(own)
     runner.from_cache, runner.cache_key, runner.cache_note = kept.from_cache, kept.key, kept.note
     return runner
 
 
-def _document(own: OwnNetwork) -> Dict[str, Any]:
-    return {"settled": own.settled, "observed": own.network.observed.document()}
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """What a cache keeps of an engine. `compiler`: `stamp` and `hash` of Triton's installation."""
+
+    settled: Settled
+    observed: Observed
+    compiler: Mapping[str, str]
 
 
-def _read(payload: bytes) -> Tuple[Settled, Observed]:
+def _document(own: OwnNetwork, installation: Installation) -> Dict[str, Any]:
+    compiler = {"stamp": installation.stamp(), "hash": installation.hash()}
+    observed = own.network.observed.document()
+    return {"settled": own.settled, "observed": observed, "compiler": compiler}
+
+
+def _read(payload: bytes) -> _Kept:
     """What `_document` gave; raises ValueError for anything else."""
     found = json.loads(payload)
     settled = found.get("settled") if isinstance(found, dict) else None
@@ -141,7 +160,12 @@ def _read(payload: bytes) -> Tuple[Settled, Observed]:
         isinstance(each, dict) for each in settled.values()
     ):
         raise ValueError("no kernels")
-    return settled, Observed.of_document(found.get("observed"))
+    compiler = found.get("compiler")
+    if not isinstance(compiler, dict) or not all(
+        isinstance(compiler.get(each), str) for each in ("stamp", "hash")
+    ):
+        raise ValueError("no compiler")
+    return _Kept(settled, Observed.of_document(found.get("observed")), compiler)
 
 
 def _unusable(payload: bytes) -> str:
