@@ -9,6 +9,7 @@ import json
 import math
 import operator
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, Iterator, List, Optional
 
@@ -31,6 +32,7 @@ from narrowgauge_lab.engines.own.gpu.phases import Phases
 from narrowgauge_lab.engines.own.gpu.reference import Reference
 from narrowgauge_lab.engines.own.gpu.runner import OwnRunner
 from narrowgauge_lab.engines.own.gpu.steps import ConvStep, LinearStep, TorchStep
+from narrowgauge_lab.triton_hashes import Installation
 
 CPU = torch.device("cpu")
 SIZE = 8
@@ -423,15 +425,23 @@ def test_what_was_observed_is_kept_and_the_network_not_run_again(
         b'{"settled": {}, "observed": {"sizes": {"x": 3}, "scales": {}}}',
         b'{"settled": {}, "observed": {"sizes": {"x": ["a"]}, "scales": {}}}',
         b'{"settled": {}, "observed": {"sizes": {}, "scales": {"x": null}}}',
+        b'{"settled": {}, "observed": {"sizes": {}, "scales": {}}}',
+        b'{"settled": {}, "observed": {"sizes": {}, "scales": {}}, "compiler": {"stamp": ""}}',
     ],
 )  # fmt: skip
 def test_what_is_no_engine_is_built_anew(payload: bytes) -> None:
     assert own_runner._unusable(payload).startswith("what was kept is no engine")
 
 
-def test_what_an_engine_keeps_is_read_again() -> None:
+def test_what_an_engine_keeps_is_read_again(tmp_path: Path) -> None:
     network: Any = SimpleNamespace(network=made(everything(SIZE, SIZE), "int8"), settled={"a": {}})
-    payload = json.dumps(own_runner._document(network), sort_keys=True).encode()
+    module = SimpleNamespace(
+        __file__=str(tmp_path / "runtime" / "cache.py"), triton_key=lambda: "3.6-of-files"
+    )
+    installation = Installation([module])
+    payload = json.dumps(own_runner._document(network, installation), sort_keys=True).encode()
 
     assert own_runner._unusable(payload) == ""
-    assert own_runner._read(payload) == ({"a": {}}, network.network.observed)
+    found = own_runner._read(payload)
+    assert (found.settled, found.observed) == ({"a": {}}, network.network.observed)
+    assert found.compiler == {"stamp": installation.stamp(), "hash": "3.6-of-files"}

@@ -160,12 +160,12 @@ def _read(payload: bytes) -> _Kept:
         isinstance(each, dict) for each in settled.values()
     ):
         raise ValueError("no kernels")
-    compiler = found.get("compiler")
+    observed, compiler = Observed.of_document(found.get("observed")), found.get("compiler")
     if not isinstance(compiler, dict) or not all(
         isinstance(compiler.get(each), str) for each in ("stamp", "hash")
     ):
         raise ValueError("no compiler")
-    return _Kept(settled, Observed.of_document(found.get("observed")), compiler)
+    return _Kept(settled, observed, compiler)
 
 
 def _unusable(payload: bytes) -> str:
