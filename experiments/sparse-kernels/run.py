@@ -86,6 +86,7 @@ def _tune(ctx: RowContext, variant: Variant) -> None:
         gains += _over_published(shape, found.trials)
         ctx.progress(number + 1, len(shapes), "shapes")
     ctx.fact("cache", str(cache_directory()))
+    ctx.fact("tiles", {name: tried[0]["tile"] for name, tried in trials.items()})
     ctx.metric("microseconds", sum(times), unit="us", source="replays of a CUDA graph")
     if gains:
         mean = math.exp(sum(map(math.log, gains)) / len(gains))

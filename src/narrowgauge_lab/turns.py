@@ -27,7 +27,6 @@ from narrowgauge_contract.errors import UsageError
 
 __all__ = ["ENV", "Turns", "alone", "begin", "facts", "sharing"]
 
-# unverified: runs that step aside when asked | no GPU since | smoke list, take.py --gpus 0,0,0
 #: The folder of the two files; unset where a run has the GPU to itself.
 ENV = "NARROWGAUGE_TURNS"
 

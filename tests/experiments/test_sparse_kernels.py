@@ -93,6 +93,7 @@ def test_tuning_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     text = (tmp_path / "out" / "row-0" / "tune.txt").read_text(encoding="utf-8")
     assert "4x7x8" in text
     assert "2 tried, 2 not" in text
+    assert row.facts["tiles"] == dict.fromkeys((shape for shape, _ in asked), "4x7x8")
     found = {each.name: each.values for each in row.metrics}
     assert found["microseconds"] == (14.0,)
     # 7x7x8 is published for the first shape alone.
