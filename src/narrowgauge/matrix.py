@@ -52,7 +52,7 @@ class _Line:
 
 def matrix_markdown(folder: Path, said: str) -> str:
     """The table that a marker asks for, from `folder`/reference. Of records that measured the same
-    line, the newest counts.
+    line, the newest of those with most columns counts: without the others there is no ratio.
 
     Raises UsageError for a marker that is none, for one that chooses no row, and where more than
     one configuration of a record would stand in one cell.
@@ -62,7 +62,8 @@ def matrix_markdown(folder: Path, said: str) -> str:
     lines: dict[str, _Line] = {}
     for record in map(load_record, paths):
         for label, columns in _lines_of(record, wanted):
-            lines[label] = _Line(record, columns)
+            if label not in lines or len(columns) >= len(lines[label].columns):
+                lines[label] = _Line(record, columns)
     if not lines:
         raise UsageError(f"the matrix '{said}' chooses no row of {len(paths)} records")
     return _table({label: lines[label] for label in _in_order(lines, wanted)}, wanted)

@@ -543,6 +543,32 @@ def test_records_that_differ_in_a_checked_fact_are_not_and_it_is_named(
     )
 
 
+def test_a_newer_run_of_one_side_alone_does_not_unseat_an_older_one_of_both() -> None:
+    older = both(run_id="20261121T100000Z-race-aaaaaa")
+    alone = record({"own": SLOW}, run_id="20261122T100000Z-race-bbbbbb", limit=5.0)
+
+    found = judged(claim(), alone, older)
+
+    assert (found.verdict, found.runs) == (Verdict.REPRODUCED, (older.run_id,))
+    assert [(each.run, each.why) for each in found.exclusions if each.row is None] == [
+        (alone.run_id, f"it differs from {older.run_id} in parameter limit")
+    ]
+    # What only one of them has is asked of the newest.
+    assert judged(value_claim(2.0), alone, older).runs == (alone.run_id,)
+
+
+def test_a_newer_run_whose_other_side_went_wrong_is_not_passed_over() -> None:
+    newer = both(run_id="20261122T100000Z-race-bbbbbb", limit=5.0)
+    eager = [r.index for r in newer.rows if r.parameters["engine"] == "eager"]
+    rows = zip(newer.rows, skipped(newer).rows, strict=True)
+    lacking = dataclasses.replace(
+        newer, rows=tuple(gone if r.index in eager else r for r, gone in rows)
+    )
+
+    assert judged(claim(), invalid(newer, *eager), both()).verdict is Verdict.INVALID
+    assert judged(claim(), lacking, both()).verdict is Verdict.SKIPPED
+
+
 def test_every_checked_fact_is_checked() -> None:
     one = both()
     inside = one.inside

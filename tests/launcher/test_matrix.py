@@ -43,6 +43,15 @@ def test_lines_are_of_the_newest_record_and_ratios_of_one(folder: Path) -> None:
     assert "`20261121T100000Z-bench-bbbbbb`, `20261122T100000Z-bench-cccccc`" in page[7]
 
 
+def test_a_newer_record_of_one_column_takes_no_line_from_one_of_all(folder: Path) -> None:
+    before = _page(folder)
+    name = "20261123T100000Z-bench-dddddd"
+    run = bench_run(folder.parent / name, name, 1e-6, 6, ("int8",), (32,), latencies=LATENCIES)
+    export(run.record(), folder.parent)
+
+    assert _page(folder) == before
+
+
 def test_rows_are_chosen_by_parameters(folder: Path) -> None:
     page = _page(folder, MARK.replace(" -->", " batch=64 -->"))
 

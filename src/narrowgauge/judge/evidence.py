@@ -71,7 +71,8 @@ class Evidence:
 
 
 def evidence_for(claim: Claim, spec: ExperimentSpec, records: Sequence[Record]) -> Evidence:
-    """The newest record of the claim's experiment that has its rows, with all that agree with it.
+    """The newest record of the claim's experiment that has its rows, with all that agree with it;
+    where those have no row of one selection, the newest whose have one of each.
 
     Records that differ from it in a checked fact are named, never put together with it. Rows count
     where each parameter that the claim leaves open has a value of the claim's profile or of a
@@ -110,15 +111,15 @@ def _found(
         for record in sorted(records, key=lambda each: each.run_id, reverse=True)
         if record.experiment == spec.id
     ]
-    newest = next((each.record for each in looked if any(each.sides)), None)
-    if newest is None:
+    agreeing = _newest_whole(claim, looked)
+    if agreeing is None:
         return Evidence(
             invalid=sum(each.invalid for each in looked),
             cut_off=sum(each.cut_off for each in looked),
             skipped=next((each.skipped for each in looked if each.skipped), ""),
             exclusions=tuple(dict.fromkeys(e for each in looked for e in each.exclusions)),
         )
-    joined, exclusions, lines = _agreeing(claim, newest, looked)
+    joined, exclusions, lines = agreeing
     sides = _each_once(claim, joined, exclusions)
     used = {m.run for side in sides for m in side}
     return _evidence(
@@ -134,9 +135,29 @@ def _found(
     )
 
 
-def _agreeing(
-    claim: Claim, newest: Record, looked: Sequence[Looked]
-) -> tuple[list[Looked], list[Exclusion], list[str]]:
+#: What may be put together; all that is left out; and the facts that differ.
+_Agreeing = tuple[list[Looked], list[Exclusion], list[str]]
+
+
+def _newest_whole(claim: Claim, looked: Sequence[Looked]) -> _Agreeing | None:
+    """What agrees with the newest record that has rows, or with the newest that has rows of every
+    selection together with what agrees with it; `looked` is by age. A row counts here also where
+    it may not be used: what went wrong since is not passed over for what was right before."""
+    asked = {selection_label(each) for each in claim.selections}
+    first: _Agreeing | None = None
+    seen: set[str] = set()
+    for one in looked:
+        if not any(one.sides) or one.record.run_id in seen:
+            continue
+        agreeing = _agreeing(claim, one.record, looked)
+        if asked <= set.union(*(each.tried for each in agreeing[0])):
+            return agreeing
+        seen |= {each.record.run_id for each in agreeing[0]}
+        first = first or agreeing
+    return first
+
+
+def _agreeing(claim: Claim, newest: Record, looked: Sequence[Looked]) -> _Agreeing:
     """What may be put together with the newest; all that is left out; and the facts that differ."""
     fixed = set.intersection(*(set(each.where) for each in claim.selections))
     joined: list[Looked] = []

@@ -34,7 +34,8 @@ class Measured:
 class Looked:
     """What one record says of a claim: rows by selection, and what was left out of it.
 
-    `lost` and `attempted` are settings; `spoiled` are the selections' labels.
+    `lost` and `attempted` are settings; `spoiled` and `tried` are the selections' labels: those
+    with rows that may not be used, and those with any rows.
     """
 
     record: Record
@@ -43,6 +44,7 @@ class Looked:
     lost: set[Key] = field(default_factory=set)
     attempted: set[Key] = field(default_factory=set)
     spoiled: set[str] = field(default_factory=set)
+    tried: set[str] = field(default_factory=set)
     invalid: int = 0
     cut_off: int = 0
     skipped: str = ""
@@ -94,6 +96,8 @@ def _side(
             continue  # of another kind of row in the same experiment
         elsewhere = _not_asked(row, selection, values)
         why = elsewhere or _why_not(record, row, selection, values)
+        if not elsewhere:
+            looked.tried.add(selection_label(selection))
         if not why:
             rows.append(Measured(record.run_id, row))
             continue
