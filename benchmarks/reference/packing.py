@@ -12,7 +12,16 @@ __all__ = ["ARRAYS_BYTES", "pack", "pack_arrays"]
 
 #: What comes back of a job's folder, beside its tables and its log.
 PACKED = frozenset(
-    ("record.json", "job.json", "costs.json", "lost.json", "plans.json", "samples.json", ENDED)
+    (
+        "record.json",
+        "outcome.json",
+        "job.json",
+        "costs.json",
+        "lost.json",
+        "plans.json",
+        "samples.json",
+        ENDED,
+    )
 )
 #: Bytes of an archive of arrays: such files travel singly, and the largest have to be cut.
 ARRAYS_BYTES = 15 << 20
