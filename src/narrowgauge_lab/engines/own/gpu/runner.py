@@ -126,7 +126,6 @@ def prepare(
     with phases.of("key"):
         key = cache_key("narrowgauge", _versions(), model, example, wanted, options)
     kept = wanted.cache.fetch(key, build, _unusable)
-    # unverified: Triton's own hash from the cache | no GPU since | test_own_gpu_cuda.py -k cache
     if own is None:
         found = _read(kept.payload)
         if found.compiler["stamp"] == installation.stamp():
