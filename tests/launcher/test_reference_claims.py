@@ -50,6 +50,18 @@ SERVED = {
             "neighbours-look-alike", "thinking-where-it-looks", "cam-is-grad-cam",
         },
     },
+    "plans": {
+        "resnet": {
+            "heterogeneous-converges", "heterogeneous-bf16-costs-little",
+            "heterogeneous-int8-costs-little",
+            # By the twin; a record of the published schedule goes before it.
+            "resnet20-accuracy", "upstream-resnet20",
+        },
+        "mnist": {
+            "mnist-heterogeneous-converges", "mnist-heterogeneous-int8-costs-nothing",
+            "mnist-fp32-accuracy",
+        },
+    },
     "ensembles": {
         "ensembles": {
             *(f"lenet-{each}" for each in ("voting", "bagging", "fusion", "boosting", "snapshot")),
