@@ -73,6 +73,7 @@ inline unsigned char* shared_memory() { return emulated::memory_of(emulated::blo
 
 #define NARROWGAUGE_CLUSTER
 inline void wait_for_cluster() { emulated::wait_for_cluster(); }
+inline void leave_cluster() { emulated::wait_for_cluster(); }
 inline void load_four_of_block(const float* own, int rank, float (&to)[4]) {
   const auto at = reinterpret_cast<const unsigned char*>(own) - shared_memory();
   if (at % 16 != 0) {

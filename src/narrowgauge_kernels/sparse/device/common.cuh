@@ -47,6 +47,20 @@ __device__ __forceinline__ void wait_for_cluster() {
 #endif
 }
 
+// The same of blocks that have read what others wrote, so that none ends before. Nothing has to be
+// released: a barrier that does would first wait until what was written to memory has arrived.
+__device__ __forceinline__ void leave_cluster() {
+  __syncwarp();
+#if __CUDA_ARCH__ >= 900
+#if __CUDACC_VER_MAJOR__ >= 12  // PTX 8.0
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#else
+  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+#endif
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
 // Four in a row of the shared memory of the cluster's block `rank`, where this block has `own`.
 __device__ __forceinline__ void load_four_of_block(const float* own, int rank, float (&to)[4]) {
 #if __CUDA_ARCH__ >= 900
@@ -111,23 +125,61 @@ __device__ __forceinline__ const Element* image_of(const Element* x, int image) 
   return x + static_cast<long long>(image) * kChannels * kHeight * kWidth;
 }
 
-// One output from its whole sum, where the tile is not past the edge.
-__device__ __forceinline__ void write_output(const Element* bias, Element* y, const Cell& cell,
-                                             int place, int filter, float sum) {
+// Element of y, where a cell's place and filter are; -1 past the edge.
+__device__ __forceinline__ long long output_at(const Cell& cell, int place, int filter) {
   const int row = cell.tile_row * kTileRows + place / kTileColumns;
   const int column = cell.tile_column * kTileColumns + place % kTileColumns;
   const int own = cell.first_filter + filter;
   if (row >= kOutHeight || column >= kOutWidth || own >= kFilters) {
-    return;
-  }
-  float value = kBias ? sum + widen(bias[own]) : sum;
-  if (kReluOutput && value <= 0.0f) {
-    value = 0.0f;
+    return -1;
   }
   const int within = kChannelsLast ? (row * kOutWidth + column) * kFilters + own
                                    : (own * kOutHeight + row) * kOutWidth + column;
-  const long long image = static_cast<long long>(cell.image) * kFilters * kOutHeight * kOutWidth;
-  narrow(value, y + image + within);
+  return static_cast<long long>(cell.image) * kFilters * kOutHeight * kOutWidth + within;
+}
+
+// What becomes of a whole sum.
+__device__ __forceinline__ float finished(const Element* bias, const Cell& cell, int filter,
+                                          float sum) {
+  const float value = kBias ? sum + widen(bias[cell.first_filter + filter]) : sum;
+  return kReluOutput && value <= 0.0f ? 0.0f : value;
+}
+
+// One output from its whole sum, where the tile is not past the edge.
+__device__ __forceinline__ void write_output(const Element* bias, Element* y, const Cell& cell,
+                                             int place, int filter, float sum) {
+  const long long at = output_at(cell, place, filter);
+  if (at >= 0) {
+    narrow(finished(bias, cell, filter, sum), y + at);
+  }
+}
+
+// Of y, in one store.
+struct __align__(4 * sizeof(Element)) FourOutputs {
+  Element filters[4];
+};
+
+// The same of four filters in a row, the first a multiple of four. Where they are neighbours in
+// memory they are written at once: each store of 16 bits alone would be a write of its own to
+// memory, for whoever is beside it writes eight bytes further on.
+__device__ __forceinline__ void write_four(const Element* bias, Element* y, const Cell& cell,
+                                           int place, int filter, const float (&sums)[4]) {
+  if (kChannelsLast && kFilters % 4 == 0) {
+    const long long at = output_at(cell, place, filter);
+    if (at >= 0) {
+      FourOutputs four;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        narrow(finished(bias, cell, filter + i, sums[i]), &four.filters[i]);
+      }
+      *reinterpret_cast<FourOutputs*>(y + at) = four;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      write_output(bias, y, cell, place, filter + i, sums[i]);
+    }
+  }
 }
 
 // Where a block leaves its sums for the others of its cluster: rows of filters, place by place. The
@@ -175,10 +227,15 @@ __device__ __forceinline__ void put_four(const Element* bias, Element* y, float*
     *reinterpret_cast<Four*>(partial + partial_at(cell, slice, place, filter)) = sums;
     return;
   }
-  put(bias, y, partial, cell, slice, place, filter, sums.a);
-  put(bias, y, partial, cell, slice, place, filter + 1, sums.b);
-  put(bias, y, partial, cell, slice, place, filter + 2, sums.c);
-  put(bias, y, partial, cell, slice, place, filter + 3, sums.d);
+  const float each[4] = {sums.a, sums.b, sums.c, sums.d};
+  if (kSlices == 1) {
+    write_four(bias, y, cell, place, filter, each);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      put(bias, y, partial, cell, slice, place, filter + i, each[i]);
+    }
+  }
 }
 
 __device__ __forceinline__ void add(const Four& more, Four* sums) {
@@ -242,17 +299,18 @@ __device__ __forceinline__ void finish_in_cluster(const Element* bias, Element* 
     for (int slice = 0; slice < kSlices; ++slice) {
       load_four_of_block(own_sums(place, own), slice, shares[slice]);
     }
+    float sums[4];
 #pragma unroll
     for (int filter = 0; filter < 4; ++filter) {
-      float sum = 0.0f;
+      sums[filter] = 0.0f;
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
-        sum += shares[slice][filter];
+        sums[filter] += shares[slice][filter];
       }
-      write_output(bias, y, cell, place, own + filter, sum);
     }
+    write_four(bias, y, cell, place, own, sums);
   }
-  wait_for_cluster();  // no block ends while another reads its memory
+  leave_cluster();  // what others read here has to stay until they have
 }
 
 // The block that comes last to a cell adds up all. Tickets are zero before and after.
@@ -284,10 +342,7 @@ __device__ __forceinline__ void finish(const Element* bias, Element* y, float* p
   for (int i = 4 * static_cast<int>(threadIdx.x); i < kCellFloats; i += 4 * kThreads) {
     float sums[4];
     four_totals_of(partial, base + i, sums);
-#pragma unroll
-    for (int filter = 0; filter < 4; ++filter) {
-      write_output(bias, y, cell, i / kBlockFilters, i % kBlockFilters + filter, sums[filter]);
-    }
+    write_four(bias, y, cell, i / kBlockFilters, i % kBlockFilters, sums);
   }
 }
 

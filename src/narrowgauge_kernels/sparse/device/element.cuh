@@ -125,7 +125,7 @@ __device__ __forceinline__ void load_window(const Element* image, const Cell& ce
                                                      left + place % kWindowColumns)
                                      : -1;
   }
-#pragma unroll 4
+#pragma unroll 8
   for (int c = static_cast<int>(threadIdx.x) / 32; c < kSliceChannels; c += kWarps) {
     const int channel = first_channel + c;
     const Element* plane = image + static_cast<long long>(channel) * kChannelStride;

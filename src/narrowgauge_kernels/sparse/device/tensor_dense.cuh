@@ -1,7 +1,9 @@
 // All products, on tensor cores, float16: what a sparse kernel is to be held against, and the faster
-// one where a map has few zeros. A block's weights and window are in shared memory at once: the
-// weights of one row of the kernel come while those of the last are multiplied. Groups of warps
-// share out the depth, the warps of a group its outputs, eight places each at a time.
+// one where a map has few zeros. A block's weights and window are in shared memory at once: all of
+// it is asked for at the start, and the weights of one row of the kernel come while those of the
+// last are multiplied. Where a window comes as it lies in memory, its ReLU is applied to the
+// operands of products. Groups of warps share out the depth, the warps of a group its outputs,
+// eight places each at a time.
 
 constexpr int kMatrices = kBlockFilters / 16;             // along filters
 constexpr int kAcross = kWarps / kGroups;                 // warps of a group
@@ -39,6 +41,25 @@ __device__ __forceinline__ void begin_weights(const Element* weight, const Cell&
   end_copies();
 }
 
+// unverified: windows by asynchronous copies, four outputs at once | no GPU since | pytest -m gpu tests/kernels/test_sparse_cuda.py
+// The window's values as they lie, under way with the weights that come next; rows of channels.
+__device__ __forceinline__ void begin_values(const Element* image, int top, int left,
+                                             int first_channel, Element* values) {
+  static_assert(!kValuesByEight || kValueRow % 8 == 0, "or copies are out of step");
+  constexpr int kPieces = kSliceChannels / 8;
+  for (int i = static_cast<int>(threadIdx.x); i < kWindow * kPieces; i += kThreads) {
+    const int pixel = i / kPieces;
+    const int c = i % kPieces * 8;
+    const int offset = offset_in_map(top + pixel / kWindowColumns, left + pixel % kWindowColumns);
+    Element* to = values + pixel * kValueRow + c;
+    if (offset >= 0 && first_channel + c < kChannels) {
+      begin_copy(to, image + offset + first_channel + c);
+    } else {
+      *reinterpret_cast<Eight*>(to) = Eight{{0u, 0u, 0u, 0u}};
+    }
+  }
+}
+
 // Where in the window the pixel is that an output's place begins at; any for one past the last.
 __device__ __forceinline__ int pixel_of(int place) {
   const int own = place < kPlaces ? place : 0;
@@ -69,6 +90,12 @@ __device__ __forceinline__ void multiply_row(float (&sums)[2 * kPairs][kMatrices
     for (int pair = 0; pair < kPairs; ++pair) {
       unsigned int b[4];
       load_straight(b, values + places[pair] + shift);
+      if (kReluInput && kValuesByEight) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          b[i] = halves_above_zero(b[i]);
+        }
+      }
 #pragma unroll
       for (int matrix = 0; matrix < kMatrices; ++matrix) {
         multiply_half(sums[2 * pair][matrix], a[matrix], b[0], b[1]);
@@ -141,16 +168,16 @@ __device__ __forceinline__ void convolve(const Element* __restrict__ x,
   const int warp = static_cast<int>(threadIdx.x) / 32;
   Element* weights = reinterpret_cast<Element*>(shared_memory());
   Element* values = weights + kTaps * kSliceChannels * kWeightRow;
+  const int top = cell.tile_row * kTileRows * kStride - kPadding;
+  const int left = cell.tile_column * kTileColumns * kStride - kPadding;
+  if (kValuesByEight) {
+    begin_values(image_of(x, cell.image), top, left, first_channel, values);
+  }
 #pragma unroll
   for (int row = 0; row < kKernel; ++row) {
     begin_weights(weight, cell, first_channel, row, weights);
   }
-  const int top = cell.tile_row * kTileRows * kStride - kPadding;
-  const int left = cell.tile_column * kTileColumns * kStride - kPadding;
-  if (kValuesByEight) {
-    load_values_by_eight<kSliceChannels, kValueRow>(image_of(x, cell.image), top, left,
-                                                    first_channel, values);
-  } else {
+  if (!kValuesByEight) {
     load_values_singly<kSliceChannels, kValueRow>(image_of(x, cell.image), top, left,
                                                   first_channel, values);
   }
