@@ -1,0 +1,186 @@
+"""Lists of reference jobs on a GPU host whose commands are cut off after minutes, and that takes
+files only in pieces: what runs goes on behind the commands that bring data and fetch records.
+
+    python3 benchmarks/reference/lent.py begin WORK [--seconds N] [--gpus 0] [--caches FILE]
+                                              LIST[=JOB,…] …
+    python3 benchmarks/reference/lent.py parts WORK PART…
+    python3 benchmarks/reference/lent.py wait WORK SECONDS --into DIR
+
+`begin` copies this checkout to WORK/tree, where a later command cannot change it, and starts a
+session of its own that runs `take.py` for each list in turn, by its name in `lists/`, or for those
+of its jobs that are named (`kernels` among them, where none are built). Before a list that reads
+data sets it waits until `parts` has brought them (parts that `narrowgauge data pack` made, in any
+order), for five minutes at most. N: after so many seconds what runs is stopped in order.
+`--caches`: what an earlier `wait` brought back, so that tiles and plans found then are known.
+
+`wait` returns after so many seconds, or once all has ended, and leaves in DIR: `records.tar.gz`,
+`log.txt`, and `caches.tar.gz`, the small files of the cache folder, which is WORK/cache here.
+Its exit code is 0 once all has ended, 3 before.
+
+What a host needs beside torch (see `needs` of the lists) is found by PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from jobs import Job, ListError, load_jobs, named
+from packing import pack
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+#: In WORK: a copy of the checkout, what was recorded, the data sets, the caches, what was printed.
+TREE, RUNS, DATA, CACHE, LOG = "tree", "runs", "data", "cache", "log.txt"
+#: There once all lists have been run.
+ENDED = "ended"
+#: How long a list waits for its data.
+PATIENCE_S = 300.0
+#: The exit code while something runs.
+GOES_ON = 3
+
+
+def _asked(text: str) -> tuple[str, str]:
+    name, _, only = text.partition("=")
+    return name, only
+
+
+def _jobs(text: str, folder: Path = HERE) -> list[Job]:
+    name, only = _asked(text)
+    return named(load_jobs([folder / "lists" / f"{name}.toml"]), only)
+
+
+def _begin(options: argparse.Namespace) -> int:
+    for text in options.lists:
+        if not _jobs(text):
+            raise ValueError(f"'{text}' names no job")
+    work: Path = options.work
+    work.mkdir(parents=True, exist_ok=True)
+    (work / ENDED).unlink(missing_ok=True)
+    if not (work / TREE).is_dir():
+        left = shutil.ignore_patterns(".test", ".nox", ".venv*")
+        shutil.copytree(ROOT, work / TREE, symlinks=True, ignore=left)
+    (work / CACHE).mkdir(exist_ok=True)
+    if options.caches:
+        _restore(options.caches, work / CACHE)
+    script = work / TREE / "benchmarks" / "reference" / Path(__file__).name
+    words = [sys.executable, str(script), "run", str(work), "--gpus", options.gpus]
+    words += ["--seconds", str(options.seconds), *options.lists]
+    env = {**os.environ, "XDG_CACHE_HOME": str(work / CACHE), "PYTHONUNBUFFERED": "1"}
+    # Hosts that write no byte code parse all of torch in each process, which images never do.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    with (work / LOG).open("ab") as log:
+        subprocess.Popen(
+            words, cwd=work / TREE, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+    print(f"begun: {', '.join(options.lists)}")
+    return 0
+
+
+def _restore(archive: Path, cache: Path) -> None:
+    """What `_wait` kept; nothing of it may lie outside of the folder."""
+    with tarfile.open(archive) as opened:
+        for member in opened:
+            path = (cache / member.name).resolve()
+            if not member.isfile() or cache.resolve() not in path.parents:
+                raise ValueError(f"{archive} has '{member.name}', which is no file of a cache")
+            body = opened.extractfile(member)
+            assert body is not None  # of a file there is one
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(body.read())
+
+
+def _run(options: argparse.Namespace) -> int:
+    """What `begin` starts."""
+    work: Path = options.work
+    until = time.monotonic() + options.seconds
+    worst = 0
+    for text in options.lists:
+        left = until - time.monotonic()
+        _await_data(_jobs(text), work / DATA, min(PATIENCE_S, left))
+        print(f"== {text}, {options.seconds - (until - time.monotonic()):.0f} s", flush=True)
+        name, only = _asked(text)
+        words = [sys.executable, str(HERE / "take.py"), str(HERE / "lists" / f"{name}.toml")]
+        words += ["--out", str(work / RUNS), "--data", str(work / DATA), "--gpus", options.gpus]
+        words += ["--limit", f"{max(0.0, until - time.monotonic()):.0f}", "--only", only]
+        worst = max(worst, subprocess.call(words))
+    (work / ENDED).write_text(f"{worst}\n")
+    return worst
+
+
+def _await_data(jobs: Sequence[Job], data: Path, seconds: float) -> None:
+    sets = {name for job in jobs for name in job.data}
+    until = time.monotonic() + seconds
+    while any(not (data / name).is_dir() for name in sets) and time.monotonic() < until:
+        time.sleep(0.5)
+
+
+def _parts(options: argparse.Namespace) -> int:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    words = [sys.executable, "-m", "narrowgauge_data", "join", *map(str, options.parts)]
+    return subprocess.call([*words, "--data", str(options.work / DATA)], env=env)
+
+
+def _wait(options: argparse.Namespace) -> int:
+    work: Path = options.work
+    until = time.monotonic() + options.seconds
+    while not (work / ENDED).is_file() and time.monotonic() < until:
+        time.sleep(0.2)
+    options.into.mkdir(parents=True, exist_ok=True)
+    if (work / RUNS).is_dir():
+        pack(work / RUNS, options.into / "records.tar.gz")
+    with tarfile.open(options.into / "caches.tar.gz", "w:gz") as archive:
+        for path in sorted((work / CACHE).rglob("*.json")):
+            archive.add(path, str(path.relative_to(work / CACHE)), recursive=False)
+    if (work / LOG).is_file():
+        shutil.copy(work / LOG, options.into / LOG)
+        print((work / LOG).read_text(errors="replace")[-8000:])
+    return 0 if (work / ENDED).is_file() else GOES_ON
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(required=True, metavar="begin|parts|wait")
+    for name, do in (("begin", _begin), ("run", _run)):
+        verb = verbs.add_parser(name)
+        verb.set_defaults(do=do)
+        verb.add_argument("work", type=lambda text: Path(text).absolute(), metavar="WORK")
+        verb.add_argument("lists", nargs="+", metavar="LIST[=JOB,…]")
+        verb.add_argument("--seconds", type=float, default=1500.0)
+        verb.add_argument("--gpus", default="0")
+        if name == "begin":
+            verb.add_argument("--caches", type=Path, metavar="FILE")
+    parts = verbs.add_parser("parts")
+    parts.set_defaults(do=_parts)
+    parts.add_argument("work", type=lambda text: Path(text).absolute(), metavar="WORK")
+    parts.add_argument("parts", nargs="+", type=Path, metavar="PART")
+    wait = verbs.add_parser("wait")
+    wait.set_defaults(do=_wait)
+    wait.add_argument("work", type=lambda text: Path(text).absolute(), metavar="WORK")
+    wait.add_argument("seconds", type=float, metavar="SECONDS")
+    wait.add_argument("--into", type=Path, required=True, metavar="DIR")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do as asked; 2 for what cannot be done."""
+    options = _options(arguments)
+    try:
+        return int(options.do(options))
+    except (ListError, OSError, ValueError, tarfile.TarError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

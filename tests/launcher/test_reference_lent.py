@@ -1,0 +1,125 @@
+"""benchmarks/reference/lent.py: what runs behind the commands of a host that is lent in slices."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIST = """
+[[job]]
+name = "first"
+command = ["sh", "-c", "echo 2 > $XDG_CACHE_HOME/found.json"]
+
+[[job]]
+name = "second"
+data = ["digits"]
+command = ["sh", "-c", "cat $XDG_CACHE_HOME/*.json"]
+
+[[job]]
+name = "endless"
+command = ["sleep", "600"]
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """One with a list of its own."""
+    made = tmp_path / "checkout"
+    shutil.copytree(ROOT / "benchmarks" / "reference", made / "benchmarks" / "reference")
+    (made / "benchmarks" / "reference" / "lists" / "tiny.toml").write_text(LIST)
+    (made / ".test").mkdir()
+    (made / "src").symlink_to(ROOT / "src")
+    return made
+
+
+def lent(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    script = checkout / "benchmarks" / "reference" / "lent.py"
+    return subprocess.run(
+        [sys.executable, str(script), *words], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+
+
+def members(archive: Path) -> set[str]:
+    with tarfile.open(archive) as opened:
+        return set(opened.getnames())
+
+
+def test_jobs_go_on_behind_commands_and_wait_for_their_data(checkout: Path, tmp_path: Path) -> None:
+    work, into = tmp_path / "work", tmp_path / "into"
+    begun = lent(checkout, "begin", str(work), "tiny=first", "tiny=second")
+    assert (begun.returncode, begun.stderr) == (0, "")
+
+    early = lent(checkout, "wait", str(work), "2", "--into", str(into))
+    assert early.returncode == 3
+    assert "second/ended.json" not in members(into / "records.tar.gz")
+
+    shutil.rmtree(checkout)  # what runs has its own
+    (work / "data" / "digits").mkdir(parents=True)
+    done = lent(work / "tree", "wait", str(work), "30", "--into", str(into))
+
+    assert done.returncode == 0, done.stdout
+    assert "== tiny=second" in done.stdout
+    assert {"first/ended.json", "second/log.txt"} <= members(into / "records.tar.gz")
+    assert members(into / "caches.tar.gz") == {"found.json"}
+    assert (work / "runs" / "second" / "log.txt").read_text() == "2\n"
+    assert not (work / "tree" / ".test").exists()
+
+
+def test_caches_come_back(checkout: Path, tmp_path: Path) -> None:
+    caches = tmp_path / "caches.tar.gz"
+    with tarfile.open(caches, "w:gz") as archive:
+        member = tarfile.TarInfo("tiles/known.json")
+        member.size = 1
+        archive.addfile(member, io.BytesIO(b"1"))
+    work, into = tmp_path / "work", tmp_path / "into"
+
+    lent(checkout, "begin", str(work), "tiny=first", "--caches", str(caches))
+    done = lent(checkout, "wait", str(work), "30", "--into", str(into))
+
+    assert done.returncode == 0
+    assert members(into / "caches.tar.gz") == {"found.json", "tiles/known.json"}
+
+
+@pytest.mark.slow
+def test_what_runs_too_long_is_stopped(checkout: Path, tmp_path: Path) -> None:
+    work, into = tmp_path / "work", tmp_path / "into"
+
+    lent(checkout, "begin", str(work), "tiny=endless", "--seconds", "31")
+    done = lent(checkout, "wait", str(work), "55", "--into", str(into))
+
+    assert done.returncode == 0
+    assert "cut off" in done.stdout
+    assert (work / "ended").read_text() == "3\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("tiny=nothing",), "'tiny=nothing' names no job"),
+        (("lost",), "lost.toml"),
+        (("tiny", "--caches", "CACHES"), "no file of a cache"),
+    ],
+)
+def test_what_cannot_begin_is_said(
+    checkout: Path, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    caches = tmp_path / "caches.tar.gz"
+    with tarfile.open(caches, "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("../outside.json"))
+    given = [str(caches) if word == "CACHES" else word for word in words]
+
+    done = lent(checkout, "begin", str(tmp_path / "work"), *given)
+
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "outside.json").exists()
+    assert not (tmp_path / "work" / "ended").exists()
