@@ -6,11 +6,12 @@ files only in pieces: what runs goes on behind the commands that bring data and 
     python3 benchmarks/reference/lent.py parts WORK PART…
     python3 benchmarks/reference/lent.py wait WORK SECONDS --into DIR
 
-`begin` copies this checkout to WORK/tree, where a later command cannot change it, and starts a
-session of its own that runs `take.py` for each list in turn, by its name in `lists/`, or for those
-of its jobs that are named (`kernels` among them, where none are built). Before a list that reads
-data sets it waits until `parts` has brought them (parts that `narrowgauge data pack` made, in any
-order), for five minutes at most. N: after so many seconds what runs is stopped in order.
+`begin` copies this checkout to WORK/tree, unless one is there: no later command can change that.
+It starts a session of its own that runs `take.py` for each list in turn, by its name in `lists/`,
+or for those of its jobs that are named (`kernels` among them, where none are built). Before a list
+that reads data sets it waits until `parts` has brought them (parts that `narrowgauge data pack`
+made, in any order), for five minutes at most. N: after so many seconds what runs is stopped in
+order.
 `--caches`: what an earlier `wait` brought back, so that tiles and plans found then are known.
 
 `wait` returns after so many seconds, or once all has ended, and leaves in DIR: `records.tar.gz`,
