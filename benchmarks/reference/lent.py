@@ -33,7 +33,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs import Job, ListError, load_jobs, named
+from jobs import Job, ListError, load_jobs, named, without_data
 from packing import pack
 
 HERE = Path(__file__).resolve().parent
@@ -53,9 +53,13 @@ def _asked(text: str) -> tuple[str, str]:
     return name, only
 
 
-def _jobs(text: str, folder: Path = HERE) -> list[Job]:
+def _list(name: str) -> Path:
+    return HERE / "lists" / f"{name}.toml"
+
+
+def _jobs(text: str) -> list[Job]:
     name, only = _asked(text)
-    return named(load_jobs([folder / "lists" / f"{name}.toml"]), only)
+    return named(load_jobs([_list(name)]), only)
 
 
 def _begin(options: argparse.Namespace) -> int:
@@ -102,25 +106,25 @@ def _restore(archive: Path, cache: Path) -> None:
 def _run(options: argparse.Namespace) -> int:
     """What `begin` starts."""
     work: Path = options.work
-    until = time.monotonic() + options.seconds
+    begun = time.monotonic()
     worst = 0
     for text in options.lists:
-        left = until - time.monotonic()
+        left = begun + options.seconds - time.monotonic()
         _await_data(_jobs(text), work / DATA, min(PATIENCE_S, left))
-        print(f"== {text}, {options.seconds - (until - time.monotonic()):.0f} s", flush=True)
+        spent = time.monotonic() - begun
+        print(f"== {text}, {spent:.0f} s", flush=True)
         name, only = _asked(text)
-        words = [sys.executable, str(HERE / "take.py"), str(HERE / "lists" / f"{name}.toml")]
+        words = [sys.executable, str(HERE / "take.py"), str(_list(name)), "--only", only]
         words += ["--out", str(work / RUNS), "--data", str(work / DATA), "--gpus", options.gpus]
-        words += ["--limit", f"{max(0.0, until - time.monotonic()):.0f}", "--only", only]
+        words += ["--limit", f"{max(0.0, options.seconds - spent):.0f}"]
         worst = max(worst, subprocess.call(words))
     (work / ENDED).write_text(f"{worst}\n")
     return worst
 
 
 def _await_data(jobs: Sequence[Job], data: Path, seconds: float) -> None:
-    sets = {name for job in jobs for name in job.data}
     until = time.monotonic() + seconds
-    while any(not (data / name).is_dir() for name in sets) and time.monotonic() < until:
+    while without_data(jobs, data) and time.monotonic() < until:
         time.sleep(0.5)
 
 
@@ -152,24 +156,19 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = parser.add_subparsers(required=True, metavar="begin|parts|wait")
-    for name, do in (("begin", _begin), ("run", _run)):
-        verb = verbs.add_parser(name)
-        verb.set_defaults(do=do)
-        verb.add_argument("work", type=lambda text: Path(text).absolute(), metavar="WORK")
-        verb.add_argument("lists", nargs="+", metavar="LIST[=JOB,…]")
-        verb.add_argument("--seconds", type=float, default=1500.0)
-        verb.add_argument("--gpus", default="0")
-        if name == "begin":
-            verb.add_argument("--caches", type=Path, metavar="FILE")
-    parts = verbs.add_parser("parts")
-    parts.set_defaults(do=_parts)
-    parts.add_argument("work", type=lambda text: Path(text).absolute(), metavar="WORK")
-    parts.add_argument("parts", nargs="+", type=Path, metavar="PART")
-    wait = verbs.add_parser("wait")
-    wait.set_defaults(do=_wait)
-    wait.add_argument("work", type=lambda text: Path(text).absolute(), metavar="WORK")
-    wait.add_argument("seconds", type=float, metavar="SECONDS")
-    wait.add_argument("--into", type=Path, required=True, metavar="DIR")
+    made = {}
+    for name, do in (("begin", _begin), ("run", _run), ("parts", _parts), ("wait", _wait)):
+        made[name] = verbs.add_parser(name)
+        made[name].set_defaults(do=do)
+        made[name].add_argument("work", type=lambda text: Path(text).absolute(), metavar="WORK")
+    for name in ("begin", "run"):
+        made[name].add_argument("lists", nargs="+", metavar="LIST[=JOB,…]")
+        made[name].add_argument("--seconds", type=float, default=1500.0)
+        made[name].add_argument("--gpus", default="0")
+    made["begin"].add_argument("--caches", type=Path, metavar="FILE")
+    made["parts"].add_argument("parts", nargs="+", type=Path, metavar="PART")
+    made["wait"].add_argument("seconds", type=float, metavar="SECONDS")
+    made["wait"].add_argument("--into", type=Path, required=True, metavar="DIR")
     return parser.parse_args(arguments)
 
 

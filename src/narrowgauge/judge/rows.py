@@ -87,6 +87,7 @@ def _side(
     named: Collection[str],
 ) -> list[Measured]:
     rows = []
+    tried = False
     record = looked.record
     where = selection.where.items()
     for row in record.rows:
@@ -96,8 +97,7 @@ def _side(
             continue  # of another kind of row in the same experiment
         elsewhere = _not_asked(row, selection, values)
         why = elsewhere or _why_not(record, row, selection, values)
-        if not elsewhere:
-            looked.tried.add(selection_label(selection))
+        tried = tried or not elsewhere
         if not why:
             rows.append(Measured(record.run_id, row))
             continue
@@ -112,6 +112,8 @@ def _side(
             looked.cut_off += row.status in (Status.INTERRUPTED, Status.UNFINISHED)
             looked.lost.add(key_of(row, named))
             looked.spoiled.add(selection_label(selection))
+    if tried:
+        looked.tried.add(selection_label(selection))
     return rows
 
 

@@ -72,10 +72,6 @@ struct __align__(16) Eight {
   unsigned int words[4];
 };
 
-struct __align__(8) HalfOfEight {
-  unsigned int words[2];
-};
-
 // Whether eight channels of a pixel lie at a multiple of 16 bytes.
 constexpr bool kValuesByEight = sizeof(Element) == 2 && kChannelsLast && kChannels % 8 == 0;
 
@@ -99,34 +95,5 @@ __device__ __forceinline__ void load_values_singly(const Element* image, int top
       value = is_kept(widen(value)) ? value : Element(0);
     }
     values[pixel * kRow + c] = rounded(value);
-  }
-}
-
-// The same, eight channels in one load; rows are multiples of 8 bytes.
-template <int kCount, int kRow>
-__device__ __forceinline__ void load_values_by_eight(const Element* image, int top, int left,
-                                                     int first_channel, Element* values) {
-  static_assert(!kValuesByEight || (kCount % 8 == 0 && kRow % 4 == 0), "or rows are out of step");
-  constexpr int kPieces = kCount / 8;
-#pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x); i < kWindow * kPieces; i += kThreads) {
-    const int pixel = i / kPieces;
-    const int c = i % kPieces * 8;
-    const int offset = offset_in_map(top + pixel / kWindowColumns, left + pixel % kWindowColumns);
-    Eight eight = {{0u, 0u, 0u, 0u}};
-    if (offset >= 0 && first_channel + c < kChannels) {
-      eight = *reinterpret_cast<const Eight*>(image + offset + first_channel + c);
-    }
-#pragma unroll
-    for (int word = 0; word < 4; ++word) {
-      eight.words[word] = kReluInput ? halves_above_zero(eight.words[word]) : eight.words[word];
-    }
-    Element* to = values + pixel * kRow + c;
-    if (kRow % 8 == 0) {
-      *reinterpret_cast<Eight*>(to) = eight;
-    } else {
-      reinterpret_cast<HalfOfEight*>(to)[0] = {{eight.words[0], eight.words[1]}};
-      reinterpret_cast<HalfOfEight*>(to)[1] = {{eight.words[2], eight.words[3]}};
-    }
   }
 }
