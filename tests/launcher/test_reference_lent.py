@@ -74,6 +74,19 @@ def test_jobs_go_on_behind_commands_and_wait_for_their_data(checkout: Path, tmp_
     assert not (work / "tree" / ".test").exists()
 
 
+def test_two_lists_run_as_one(checkout: Path, tmp_path: Path) -> None:
+    work, into = tmp_path / "work", tmp_path / "into"
+    other = checkout / "benchmarks" / "reference" / "lists" / "other.toml"
+    other.write_text('[[job]]\nname = "third"\ncommand = ["true"]\n')
+
+    lent(checkout, "begin", str(work), "tiny+other=first,third", "--gpus", "0,1")
+    done = lent(checkout, "wait", str(work), "30", "--into", str(into))
+
+    assert done.returncode == 0, done.stdout
+    assert "2 of 2 jobs to do" in done.stdout
+    assert {"first/ended.json", "third/ended.json"} <= members(into / "records.tar.gz")
+
+
 def test_caches_come_back(checkout: Path, tmp_path: Path) -> None:
     caches = tmp_path / "caches.tar.gz"
     with tarfile.open(caches, "w:gz") as archive:
