@@ -223,3 +223,34 @@ def test_tuning_stores_a_tile_that_is_right(tmp_path):
     tile = best_tile(shape, variant, env=env)
     tensors = given(shape, variant)
     assert is_close(Convolution(shape, tile, variant)(*tensors), shape, variant, tensors)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "tile"),
+    [
+        ("fused", "8,64,56,56,64", "16x16x32/f64/cluster"),
+        ("fused", "8,512,7,7,512", "8x8x64/f64/cluster"),
+        ("fused", "8,512,7,7,512", "8x8x128/f128/g2/cluster"),
+        ("dense", "8,64,56,56,64", "16x16x32/f64/cluster"),
+        ("dense", "8,512,7,7,512", "8x8x64/f64/g2/cluster"),
+    ],
+)
+def test_no_block_ends_while_another_reads_its_sums(path, text, tile, arch):
+    """Whole warps past the edge had loads under way from blocks that had ended. It takes clusters
+    that wait for room on the device, and launches without a pause."""
+    if float(arch) < 9:
+        pytest.skip(f"compute capability {arch} has no clusters")
+    variant = Variant("fp16", granularity="tensor-core", layout="nhwc", path=path)
+    shape = Shape.parse(text)
+    tensors = given(shape, variant)
+    convolution = Convolution(shape, Tile.parse(tile), variant)
+    convolution(*tensors)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(50):
+            y = convolution(*tensors)
+    for _ in range(20):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert is_close(y, shape, variant, tensors)

@@ -48,7 +48,8 @@ __device__ __forceinline__ void wait_for_cluster() {
 }
 
 // The same of blocks that have read what others wrote, so that none ends before. Nothing has to be
-// released: a barrier that does would first wait until what was written to memory has arrived.
+// released: a barrier that does would first wait until what was written to memory has arrived. So it
+// does not wait for loads either: each has to have been used.
 __device__ __forceinline__ void leave_cluster() {
   __syncwarp();
 #if __CUDA_ARCH__ >= 900
@@ -294,6 +295,9 @@ __device__ __forceinline__ void finish_in_cluster(const Element* bias, Element* 
     // Neighbouring threads write neighbours in memory.
     const int place = kChannelsLast ? i / kFours : i % kPlaces;
     const int own = (kChannelsLast ? i % kFours : i / kPlaces) * 4;
+    if (output_at(cell, place, own) < 0) {
+      continue;  // its sums would be used by nothing (see leave_cluster)
+    }
     float shares[kSlices][4];
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {

@@ -41,7 +41,6 @@ __device__ __forceinline__ void begin_weights(const Element* weight, const Cell&
   end_copies();
 }
 
-// unverified: windows by asynchronous copies, four outputs at once | no GPU since | pytest -m gpu tests/kernels/test_sparse_cuda.py
 // The window's values as they lie, under way with the weights that come next; rows of channels.
 __device__ __forceinline__ void begin_values(const Element* image, int top, int left,
                                              int first_channel, Element* values) {
