@@ -55,6 +55,14 @@ Geometry few_pixels(std::int64_t pixels, std::int64_t channels, std::int64_t out
   return made;
 }
 
+// A pixel's codes lie whole, of which a group takes some.
+Geometry whole_pixels(std::int64_t channels, std::int64_t groups) {
+  Geometry made = geometry_of(2, channels, 70, groups);
+  made.kernel_height = made.kernel_width = 1;
+  made.padding[0] = made.padding[1] = 0;
+  return made;
+}
+
 struct Case {
   Geometry geometry;
   std::vector<std::uint8_t> x;
@@ -67,10 +75,23 @@ struct Case {
         weight(random_codes(given.out_channels * given.depth())),
         out(given.pixels() * given.out_channels) {}
 
-  Job job(bool x_signed, bool weight_signed) {
+  // [O, R, S, C / groups] as [O, C / groups, R, S].
+  std::vector<std::uint8_t> planar_weight() const {
+    const std::int64_t channels = geometry.group_channels();
+    const std::int64_t places = geometry.depth() / channels;
+    std::vector<std::uint8_t> made(weight.size());
+    for (std::size_t at = 0; at < weight.size(); ++at) {
+      const std::int64_t d = static_cast<std::int64_t>(at) % geometry.depth();
+      made[at - d + d % channels * places + d / channels] = weight[at];
+    }
+    return made;
+  }
+
+  Job job(bool x_signed, bool weight_signed, const std::uint8_t* planar = nullptr) {
     std::fill(out.begin(), out.end(), 0x5A5A5A5A);
     const std::int64_t area = geometry.out_height * geometry.out_width;
-    return {geometry,   x.data(), weight.data(), x_signed, weight_signed, 0x93,
+    const std::uint8_t* const weights = planar == nullptr ? weight.data() : planar;
+    return {geometry, x.data(), weights, planar != nullptr, x_signed, weight_signed, 0x93,
             out.data(), area * geometry.out_channels, 1, area};
   }
 
@@ -115,6 +136,8 @@ std::vector<Geometry> product_geometries() {
   for (const std::int64_t channels : {1, 5, 64}) {
     made.push_back(geometry_of(1, channels, 67, 1));
   }
+  made.push_back(whole_pixels(530, 1));
+  made.push_back(whole_pixels(36, 2));
   made.push_back(geometry_of(1, 70, 70, 70));
   made.push_back(geometry_of(2, 39, 26, 13));
   for (const std::int64_t pixels : {1, 4}) {
@@ -130,10 +153,13 @@ bool check(const char* name, const ProductKernel& kernel) {
       {{0xF0, 0xFF, 1, 0, 0}, {0x7F, 0x3C, -5, 2, 1}, {0xFF, 0xFF, 1000, 7, 3}}};
   for (const Geometry& geometry : product_geometries()) {
     Case made(geometry);
+    const std::vector<std::uint8_t> planar = made.planar_weight();
+    const bool takes_planar = takes_planar_terms(made.job(true, true));
     for (int signs = 0; signs < 4; ++signs) {
       const bool x_signed = signs & 1, weight_signed = signs & 2;
       for (const std::vector<Term>& terms : several) {
-        run_terms(made.job(x_signed, weight_signed), terms, kernel);
+        run_terms(made.job(x_signed, weight_signed, takes_planar ? planar.data() : nullptr), terms,
+                  kernel);
         const bool right = made.matches([&](std::uint8_t a, std::uint8_t b) {
           std::int64_t sum = 0;
           for (const Term& term : terms) {

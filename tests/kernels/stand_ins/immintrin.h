@@ -1,4 +1,4 @@
-// The AVX-512 and AMX instructions that the kernels over codes use, lane by lane as Intel's manual
+// The AVX2, AVX-512 and AMX instructions that the kernels over codes use, lane by lane as Intel's manual
 // describes them, so that the kernels' logic runs on any x86-64.
 #pragma once
 
@@ -37,6 +37,60 @@ __m512i stand_in_make(const Make& make) {
     made.lanes[i] = static_cast<T>(make(i));
   }
   return stand_in_vector(made);
+}
+
+struct __m256i {
+  std::uint8_t bytes[32];
+};
+
+inline __m256i _mm256_loadu_si256(const __m256i* from) {
+  __m256i value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+inline void _mm256_storeu_si256(__m256i* to, __m256i value) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
+inline __m256i _mm256_castsi128_si256(__m128i lower) {
+  __m256i value{};
+  std::memcpy(value.bytes, &lower, 16);
+  return value;
+}
+
+inline __m256i _mm256_inserti128_si256(__m256i value, __m128i half, int which) {
+  std::memcpy(value.bytes + 16 * which, &half, 16);
+  return value;
+}
+
+// Of each half's lower or upper eight bytes: pieces of a and b in turns.
+template <int Bytes, int From>
+__m256i stand_in_unpack(const __m256i& a, const __m256i& b) {
+  __m256i made;
+  for (int half = 0; half < 32; half += 16) {
+    for (int i = 0; i < 8; i += Bytes) {
+      std::memcpy(made.bytes + half + 2 * i, a.bytes + half + From + i, Bytes);
+      std::memcpy(made.bytes + half + 2 * i + Bytes, b.bytes + half + From + i, Bytes);
+    }
+  }
+  return made;
+}
+
+inline __m256i _mm256_unpacklo_epi8(__m256i a, __m256i b) { return stand_in_unpack<1, 0>(a, b); }
+inline __m256i _mm256_unpackhi_epi8(__m256i a, __m256i b) { return stand_in_unpack<1, 8>(a, b); }
+inline __m256i _mm256_unpacklo_epi32(__m256i a, __m256i b) { return stand_in_unpack<4, 0>(a, b); }
+inline __m256i _mm256_unpackhi_epi32(__m256i a, __m256i b) { return stand_in_unpack<4, 8>(a, b); }
+inline __m256i _mm256_unpacklo_epi64(__m256i a, __m256i b) { return stand_in_unpack<8, 0>(a, b); }
+inline __m256i _mm256_unpackhi_epi64(__m256i a, __m256i b) { return stand_in_unpack<8, 8>(a, b); }
+
+// Two of the four halves of a and b, by number.
+inline __m256i _mm256_permute2x128_si256(__m256i a, __m256i b, int which) {
+  const __m256i both[2] = {a, b};
+  __m256i made;
+  std::memcpy(made.bytes, both[which >> 1 & 1].bytes + 16 * (which & 1), 16);
+  std::memcpy(made.bytes + 16, both[which >> 5 & 1].bytes + 16 * (which >> 4 & 1), 16);
+  return made;
 }
 
 inline __m512i _mm512_setzero_si512() { return __m512i{}; }

@@ -8,7 +8,6 @@
 
 #include "manual_codes/manual_codes_job.h"
 #include "manual_codes/manual_codes_problem.h"
-#include "manual_codes/manual_codes_turn.h"
 #include "manual_codes/manual_codes_variants.h"
 #include "common/torch_tensor.h"
 
@@ -36,14 +35,13 @@ Kernel choose(const std::vector<Variant<Kernel>>& variants, const std::string& i
               "has here: ", known);
 }
 
-Job job_of(const Problem& problem, const at::Tensor& x, const at::Tensor& weight) {
+// But for where the operands are.
+Job job_of(const Problem& problem) {
   const at::Tensor& out = problem.out;
   Job job{};
   job.geometry = problem.geometry;
-  job.x = static_cast<const std::uint8_t*>(x.data_ptr());
-  job.weight = static_cast<const std::uint8_t*>(weight.data_ptr());
-  job.x_signed = x.scalar_type() == at::kChar;
-  job.weight_signed = weight.scalar_type() == at::kChar;
+  job.x_signed = problem.x.scalar_type() == at::kChar;
+  job.weight_signed = problem.weight.scalar_type() == at::kChar;
   job.padding_code = static_cast<std::uint8_t>(problem.x_zero);
   job.out = out.data_ptr<std::int32_t>();
   const bool last = out.dim() == 4 && out.is_contiguous(at::MemoryFormat::ChannelsLast) &&
@@ -56,7 +54,7 @@ Job job_of(const Problem& problem, const at::Tensor& x, const at::Tensor& weight
 }
 
 // [N, C, H, W] with any strides as contiguous [N, H, W, C].
-at::Tensor channels_last(const at::Tensor& given) {
+at::Tensor channels_last(const at::Tensor& given, const ProductKernel& kernel) {
   const std::int64_t lines = given.size(1);
   const std::int64_t places = given.size(2) * given.size(3);
   if (!given.is_contiguous() || lines == 1 || places == 1 || given.numel() == 0) {
@@ -73,7 +71,7 @@ at::Tensor channels_last(const at::Tensor& given) {
     for (std::int64_t task = begin; task < end; ++task) {
       const std::int64_t at = task / parts * lines * places;
       const std::int64_t first = task % parts * kLines;
-      turn_codes(from + at, lines, places, first, std::min(kLines, lines - first), to + at);
+      kernel.turn_codes(from + at, lines, places, first, std::min(kLines, lines - first), to + at);
     }
   });
   return made;
@@ -92,9 +90,13 @@ at::Tensor run(const Problem& problem, const std::string& isa) {
   if (problem.geometry.depth() == 0) {
     return problem.out.zero_();
   }
-  const at::Tensor x = channels_last(problem.x);
-  const at::Tensor weight = channels_last(problem.weight);
-  const Job job = job_of(problem, x, weight);
+  const at::Tensor x = channels_last(problem.x, product);
+  Job job = job_of(problem);
+  job.planar = !by_table && takes_planar_terms(job);
+  const at::Tensor weight =
+      job.planar ? problem.weight.contiguous() : channels_last(problem.weight, product);
+  job.x = static_cast<const std::uint8_t*>(x.data_ptr());
+  job.weight = static_cast<const std::uint8_t*>(weight.data_ptr());
   if (by_table) {
     run_table(job, problem.table.data_ptr<std::int32_t>(), table);
   } else {

@@ -4,6 +4,7 @@
 #include "manual_codes/manual_codes_expand.h"
 #include "manual_codes/manual_codes_micro.h"
 #include "manual_codes/manual_codes_transpose.h"
+#include "manual_codes/manual_codes_wide_turn.h"
 
 namespace narrowgauge {
 namespace codes {
@@ -55,7 +56,8 @@ struct SixteenWords {
 
 ProductKernel ProductKernel::avx2() {
   return {6, 16, 2, &expand_words, &expand_words, &product_tile<EightPairs, 6, 2>,
-          EightPairs::kLanes, &lane_products<EightPairs>, &dot_product<EightPairs>};
+          EightPairs::kLanes, &lane_products<EightPairs>, &dot_product<EightPairs>,
+          &turn_units_wide, &turn_codes_wide};
 }
 
 TableKernel TableKernel::avx2() { return make_table_kernel<SixteenWords>(); }

@@ -3,6 +3,7 @@
 
 #include "manual_codes/manual_codes_expand.h"
 #include "manual_codes/manual_codes_micro.h"
+#include "manual_codes/manual_codes_wide_turn.h"
 
 namespace narrowgauge {
 namespace codes {
@@ -37,7 +38,8 @@ struct SixteenQuads {
 
 ProductKernel ProductKernel::avx512vnni() {
   return {12, 32, 4, &expand_left_bytes, &expand_right_bytes, &product_tile<SixteenQuads, 12, 2>,
-          SixteenQuads::kLanes, &lane_products<SixteenQuads>, &dot_product<SixteenQuads>};
+          SixteenQuads::kLanes, &lane_products<SixteenQuads>, &dot_product<SixteenQuads>,
+          &turn_units_wide, &turn_codes_wide};
 }
 
 }  // namespace codes

@@ -68,11 +68,11 @@ class FewProduct {
         job_.pixels(group).gather(pixel, 1, d, steps, codes.data(), steps);
         for (std::size_t t = 0; t < factors_.size(); ++t) {
           const Factors& term = factors_[t];
-          const std::int64_t sum = kernel_.expand_left(codes.data(), steps, term.left,
-                                                       left(t, pixel) + d / kernel_.per_unit);
-          corrections_[pixel] +=
-              term.coefficient *
-              static_cast<std::uint32_t>(kernel_.right_offset(term.right) * sum);
+          const int offset = kernel_.right_offset(term.right);
+          const std::int64_t sum =
+              kernel_.expand_left(codes.data(), steps, term.left,
+                                  left(t, pixel) + d / kernel_.per_unit, offset != 0);
+          corrections_[pixel] += term.coefficient * static_cast<std::uint32_t>(offset * sum);
         }
       }
     }
@@ -89,10 +89,11 @@ class FewProduct {
         const Factors& term = factors_[t];
         const std::int64_t filled = divide_up(steps, kernel_.per_unit);
         std::fill(right + filled, right + units, 0u);
-        const std::int64_t sum = kernel_.expand_right(codes + d, steps, term.right, right) +
-                                 steps * kernel_.right_offset(term.right);
-        const std::uint32_t offset =
-            static_cast<std::uint32_t>(kernel_.left_offset(term.left) * sum);
+        const int left_offset = kernel_.left_offset(term.left);
+        const std::int64_t sum =
+            kernel_.expand_right(codes + d, steps, term.right, right, left_offset != 0) +
+            steps * kernel_.right_offset(term.right);
+        const std::uint32_t offset = static_cast<std::uint32_t>(left_offset * sum);
         for (std::int64_t pixel = 0; pixel < pixels_; ++pixel) {
           const std::uint32_t* const from = left(t, pixel) + d / kernel_.per_unit;
           sums[pixel] += term.coefficient * (kernel_.dot(units, from, right) - offset);

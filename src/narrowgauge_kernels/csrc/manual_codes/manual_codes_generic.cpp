@@ -1,6 +1,7 @@
 // Any processor.
 #include "manual_codes/manual_codes_expand.h"
 #include "manual_codes/manual_codes_micro.h"
+#include "manual_codes/manual_codes_turn.h"
 
 namespace narrowgauge {
 namespace codes {
@@ -105,7 +106,8 @@ struct EightWords {
 
 ProductKernel ProductKernel::generic() {
   return {kRows, kColumns, 2, &expand_words, &expand_words, &product,
-          FourPairs::kLanes, &lane_products<FourPairs>, &dot_product<FourPairs>};
+          FourPairs::kLanes, &lane_products<FourPairs>, &dot_product<FourPairs>,
+          &codes::turn_units, &codes::turn_codes};
 }
 
 TableKernel TableKernel::generic() { return make_table_kernel<EightWords>(); }

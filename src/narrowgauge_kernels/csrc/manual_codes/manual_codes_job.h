@@ -4,11 +4,11 @@
 #include <ATen/Parallel.h>
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "manual_codes/manual_codes_product.h"
 #include "manual_codes/manual_codes_rows.h"
+#include "manual_codes/manual_codes_scratch.h"
 #include "manual_codes/manual_codes_table.h"
 
 namespace narrowgauge {
@@ -17,7 +17,8 @@ namespace codes {
 struct Job {
   Geometry geometry;
   const std::uint8_t* x;       // [N, H, W, C], contiguous
-  const std::uint8_t* weight;  // [O, R, S, C / groups], contiguous
+  const std::uint8_t* weight;  // [O, R, S, C / groups], contiguous; planar: [O, C / groups, R, S]
+  bool planar;
   bool x_signed;
   bool weight_signed;
   std::uint8_t padding_code;
@@ -38,6 +39,8 @@ struct Job {
   }
 };
 
+// Whether run_terms wants the weight planar: it is read once, while it is packed.
+bool takes_planar_terms(const Job& job);
 // `terms` is not empty.
 void run_terms(const Job& job, const std::vector<Term>& terms, const ProductKernel& kernel);
 
@@ -78,25 +81,6 @@ inline std::vector<Factors> factors_of(const Job& job, const std::vector<Term>& 
 inline std::int64_t table_place(const Job& job, int x, int weight) {
   return (x ^ (job.x_signed ? 0x80 : 0)) * 256 + (weight ^ (job.weight_signed ? 0x80 : 0));
 }
-
-// Scratch that starts on a cache line, and holds whatever was there.
-template <typename T>
-class Scratch {
- public:
-  explicit Scratch(std::int64_t count)
-      : storage_(new unsigned char[count * sizeof(T) + kLine]) {
-    void* start = storage_.get();
-    std::size_t space = count * sizeof(T) + kLine;
-    data_ = static_cast<T*>(std::align(kLine, count * sizeof(T), start, space));
-  }
-  T* data() { return data_; }
-  const T* data() const { return data_; }
-
- private:
-  static constexpr std::size_t kLine = 64;
-  std::unique_ptr<unsigned char[]> storage_;
-  T* data_;
-};
 
 // Below this many products, waking threads costs more than it saves.
 constexpr double kLeastParallelWork = 1 << 18;

@@ -4,6 +4,7 @@
 
 #include "manual_codes/manual_codes_expand.h"
 #include "manual_codes/manual_codes_micro.h"
+#include "manual_codes/manual_codes_turn.h"
 
 namespace narrowgauge {
 namespace codes {
@@ -58,7 +59,8 @@ struct EightWords {
 
 ProductKernel ProductKernel::neon() {
   return {6, 8, 2, &expand_words, &expand_words, &product_tile<FourPairs, 6, 2>,
-          FourPairs::kLanes, &lane_products<FourPairs>, &dot_product<FourPairs>};
+          FourPairs::kLanes, &lane_products<FourPairs>, &dot_product<FourPairs>,
+          &codes::turn_units, &codes::turn_codes};
 }
 
 TableKernel TableKernel::neon() { return make_table_kernel<EightWords>(); }

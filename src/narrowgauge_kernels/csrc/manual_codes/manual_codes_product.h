@@ -35,11 +35,12 @@ struct ProductKernel {
   int rows;     // of the register tile
   int columns;
   int per_unit;  // factors in a unit: 2 (offsets are 0) or 4
-  // `depth` factors to units, the last filled up with zeros; returns the sum of what is stored.
+  // `depth` factors to units, the last filled up with zeros; returns the sum of what is stored, where
+  // it is `summed`, else 0.
   std::int64_t (*expand_left)(const std::uint8_t* codes, std::int64_t depth, const Factor& factor,
-                              std::uint32_t* to);
+                              std::uint32_t* to, bool summed);
   std::int64_t (*expand_right)(const std::uint8_t* codes, std::int64_t depth,
-                               const Factor& factor, std::uint32_t* to);
+                               const Factor& factor, std::uint32_t* to, bool summed);
   // tile[row, column] += coefficient * sum over units of left[row, unit] . right[unit, column],
   // modulo 2^32: left[row * left_stride + unit], right[unit * columns + column].
   void (*run)(std::int64_t units, const std::uint32_t* left, std::int64_t left_stride,
@@ -54,6 +55,13 @@ struct ProductKernel {
                     std::int32_t* tile, std::int32_t coefficient);
   // The sum over units of left[unit] . right[unit], modulo 2^32; units is a multiple of `lanes`.
   std::uint32_t (*dot)(std::int64_t units, const std::uint32_t* left, const std::uint32_t* right);
+
+  // As in manual_codes_turn.h.
+  void (*turn_units)(const std::uint32_t* from, std::int64_t from_stride, std::int64_t rows,
+                     std::int64_t columns, std::uint32_t* to,
+                     std::int64_t to_stride);
+  void (*turn_codes)(const std::uint8_t* from, std::int64_t lines, std::int64_t places,
+                     std::int64_t first, std::int64_t count, std::uint8_t* to);
 
   // Around any number of `run`s on one thread, where there are such: the first keeps what it changes
   // of the thread in `state`, and the second brings that back.

@@ -60,11 +60,14 @@ class WeightRows : public Rows {
 
   std::int64_t count() const override { return geometry_.group_outputs(); }
 
+  const std::uint8_t* row(std::int64_t index) const {
+    return weight_ + index * geometry_.depth();
+  }
+
   void gather(std::int64_t first, std::int64_t count, std::int64_t depth_first, std::int64_t depth,
               std::uint8_t* to, std::int64_t stride) const override {
-    const std::int64_t whole = geometry_.depth();
-    for (std::int64_t row = 0; row < count; ++row) {
-      std::memcpy(to + row * stride, weight_ + (first + row) * whole + depth_first, depth);
+    for (std::int64_t index = 0; index < count; ++index) {
+      std::memcpy(to + index * stride, row(first + index) + depth_first, depth);
     }
   }
 
@@ -83,6 +86,21 @@ class PixelRows : public Rows {
         padding_code_(padding_code) {}
 
   std::int64_t count() const override { return geometry_.pixels(); }
+
+  // Whether a row lies in the image as it is: then there is nothing to gather.
+  bool lie_whole() const {
+    return geometry_.kernel_height == 1 && geometry_.kernel_width == 1 &&
+           geometry_.padding[0] == 0 && geometry_.padding[1] == 0;
+  }
+
+  // Where rows [first, first + count) begin, of rows that lie whole.
+  void find(std::int64_t first, std::int64_t count, const std::uint8_t** to) const {
+    Walk at(geometry_, first);
+    for (std::int64_t row = 0; row < count; ++row, at.next()) {
+      const std::int64_t y = at.image * geometry_.height + at.y * geometry_.stride[0];
+      to[row] = x_ + (y * geometry_.width + at.x * geometry_.stride[1]) * geometry_.channels;
+    }
+  }
 
   void gather(std::int64_t first, std::int64_t count, std::int64_t depth_first, std::int64_t depth,
               std::uint8_t* to, std::int64_t stride) const override {

@@ -25,10 +25,14 @@ void each_run(const Output& out, std::int64_t pixel, std::int64_t count, const W
   }
 }
 
+// As `turn_units` of manual_codes_turn.h.
+using TurnUnits = void (*)(const std::uint32_t* from, std::int64_t from_stride, std::int64_t rows,
+                           std::int64_t columns, std::uint32_t* to, std::int64_t to_stride);
+
 // from[p * stride + c] to pixel `pixel + p` and channel `channel + c`.
 inline void store_pixels(const Output& out, std::int64_t pixel, std::int64_t pixels,
                          std::int64_t channel, std::int64_t channels, const std::uint32_t* from,
-                         std::int64_t stride) {
+                         std::int64_t stride, TurnUnits turn) {
   each_run(out, pixel, pixels, [&](std::int64_t first, std::int64_t run, std::int32_t* place) {
     std::uint32_t* const to =
         reinterpret_cast<std::uint32_t*>(place) + channel * out.channel_stride;
@@ -40,7 +44,7 @@ inline void store_pixels(const Output& out, std::int64_t pixel, std::int64_t pix
       return;
     }
     for (std::int64_t c = 0; c < channels; c += kStoredChannels) {
-      turn_units(at + c, stride, run, std::min(kStoredChannels, channels - c),
+      turn(at + c, stride, run, std::min(kStoredChannels, channels - c),
                  to + c * out.channel_stride, out.channel_stride);
     }
   });

@@ -172,7 +172,7 @@ class Lookup {
       }
       const std::int64_t filled = std::min(width, lanes - first);
       if (pixels_are_rows_) {
-        store_pixels(out, row, rows, lane + first, filled, sums, width);
+        store_pixels(out, row, rows, lane + first, filled, sums, width, &turn_units);
       } else {
         store_channels(out, lane + first, filled, row, rows, sums, width);
       }

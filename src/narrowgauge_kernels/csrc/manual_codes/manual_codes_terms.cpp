@@ -117,6 +117,7 @@ class Product {
     });
     const std::int64_t blocks = divide_up(job_.geometry.pixels(), kBlockRows);
     share(threads_, blocks * count, [&](std::int64_t begin, std::int64_t end) {
+      const Ready ready(kernel_);
       Workspace space(*this);
       for (std::int64_t index = begin; index < end; ++index) {
         const Segment& segment = segments[index / blocks];
@@ -130,32 +131,47 @@ class Product {
   // units [unit][column]. A column's correction is what the offsets of stored factors cost it.
   void pack(const Segment& segment, std::uint32_t* to, std::uint32_t* corrections) const {
     const WeightRows weights = job_.weights(segment.group);
-    std::vector<std::uint8_t> codes(kernel_.columns * kBlockDepth);
+    const bool turn = job_.planar && job_.geometry.group_channels() != depth_;
+    Scratch<std::uint8_t> turned(turn ? kernel_.columns * depth_ : 0);
+    std::vector<const std::uint8_t*> rows(kernel_.columns);
     std::vector<std::uint32_t> lines(kernel_.columns * kLine);
     std::fill(corrections, corrections + padded(segment), 0u);
     for (std::int64_t panel = 0; panel < segment.count; panel += kernel_.columns) {
       const std::int64_t there = std::min<std::int64_t>(kernel_.columns, segment.count - panel);
+      for (std::int64_t column = 0; column < there; ++column) {
+        rows[column] = weights.row(segment.first + panel + column);
+        if (turn) {
+          rows[column] = turn_row(rows[column], turned.data() + column * depth_);
+        }
+      }
       for (std::int64_t d = 0; d < depth_; d += kBlockDepth) {
         const std::int64_t steps = std::min(kBlockDepth, depth_ - d);
         const std::int64_t units = divide_up(steps, kernel_.per_unit);
-        weights.gather(segment.first + panel, there, d, steps, codes.data(), steps);
         for (const Factors& term : factors_) {
+          const int offset = kernel_.left_offset(term.left);
           for (std::int64_t column = 0; column < there; ++column) {
-            const std::int64_t sum = kernel_.expand_right(
-                codes.data() + column * steps, steps, term.right, lines.data() + column * kLine);
+            const std::int64_t sum =
+                kernel_.expand_right(rows[column] + d, steps, term.right,
+                                     lines.data() + column * kLine, offset != 0);
             const std::int64_t whole = sum + steps * kernel_.right_offset(term.right);
             corrections[panel + column] -=
-                term.coefficient *
-                static_cast<std::uint32_t>(kernel_.left_offset(term.left) * whole);
+                term.coefficient * static_cast<std::uint32_t>(offset * whole);
           }
           for (std::int64_t column = there; column < kernel_.columns; ++column) {
             std::fill_n(lines.data() + column * kLine, units, 0u);
           }
-          turn_units(lines.data(), kLine, kernel_.columns, units, to, kernel_.columns);
+          kernel_.turn_units(lines.data(), kLine, kernel_.columns, units, to, kernel_.columns);
           to += units * kernel_.columns;
         }
       }
     }
+  }
+
+  // A planar channel's weights in order of depth.
+  const std::uint8_t* turn_row(const std::uint8_t* from, std::uint8_t* to) const {
+    const std::int64_t channels = job_.geometry.group_channels();
+    kernel_.turn_codes(from, channels, depth_ / channels, 0, channels, to);
+    return to;
   }
 
   struct Workspace {
@@ -163,33 +179,53 @@ class Product {
         : codes(kBlockRows * kBlockDepth),
           left(kBlockRows * divide_up(kBlockDepth, product.kernel_.per_unit)),
           tile(kBlockRows * tile_stride(kSegmentColumns)),
-          corrections(kBlockRows) {}
+          corrections(kBlockRows),
+          rows(kBlockRows) {}
     Scratch<std::uint8_t> codes;
     Scratch<std::uint32_t> left;
     Scratch<std::int32_t> tile;
     std::vector<std::uint32_t> corrections;
+    std::vector<const std::uint8_t*> rows;  // where a pixel's codes are
   };
 
   void run_block(const Segment& segment, std::int64_t row, const std::uint32_t* packed,
                  const std::uint32_t* column_corrections, Workspace& space) const {
-    const Ready ready(kernel_);
     const PixelRows pixels = job_.pixels(segment.group);
     const std::int64_t rows = std::min(kBlockRows, pixels.count() - row);
     const std::int64_t columns = padded(segment);
-    std::fill_n(space.tile.data(),
-                divide_up(rows, kernel_.rows) * kernel_.rows * tile_stride(columns), 0);
+    // Sums begin with what the offsets cost their column, or a row at the end.
+    for (std::int64_t r = 0; r < divide_up(rows, kernel_.rows) * kernel_.rows; ++r) {
+      std::copy_n(column_corrections, columns,
+                  reinterpret_cast<std::uint32_t*>(space.tile.data() + r * tile_stride(columns)));
+    }
     std::fill(space.corrections.begin(), space.corrections.end(), 0u);
     for (std::int64_t d = 0; d < depth_; d += kBlockDepth) {
       const std::int64_t steps = std::min(kBlockDepth, depth_ - d);
       const std::int64_t units = divide_up(steps, kernel_.per_unit);
-      pixels.gather(row, rows, d, steps, space.codes.data(), steps);
+      find_rows(pixels, row, rows, d, steps, space);
       for (const Factors& term : factors_) {
         expand_rows(term, rows, steps, units, space);
         multiply(rows, columns, units, packed, term.coefficient, space);
         packed += units * kernel_.columns;
       }
     }
-    store(segment, row, rows, columns, column_corrections, space);
+    store(segment, row, rows, columns, space);
+  }
+
+  // The codes of a block of depth: where they are, or gathered.
+  static void find_rows(const PixelRows& pixels, std::int64_t row, std::int64_t rows,
+                        std::int64_t d, std::int64_t steps, Workspace& space) {
+    if (pixels.lie_whole()) {
+      pixels.find(row, rows, space.rows.data());
+      for (std::int64_t r = 0; r < rows; ++r) {
+        space.rows[r] += d;
+      }
+      return;
+    }
+    pixels.gather(row, rows, d, steps, space.codes.data(), steps);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      space.rows[r] = space.codes.data() + r * steps;
+    }
   }
 
   void expand_rows(const Factors& term, std::int64_t rows, std::int64_t steps, std::int64_t units,
@@ -197,8 +233,9 @@ class Product {
     const std::uint32_t scale =
         term.coefficient * static_cast<std::uint32_t>(kernel_.right_offset(term.right));
     for (std::int64_t r = 0; r < rows; ++r) {
-      const std::int64_t sum = kernel_.expand_left(space.codes.data() + r * steps, steps,
-                                                   term.left, space.left.data() + r * units);
+      const std::int64_t sum =
+          kernel_.expand_left(space.rows[r], steps, term.left, space.left.data() + r * units,
+                              scale != 0);
       space.corrections[r] += scale * static_cast<std::uint32_t>(sum);
     }
     // The rows that fill up the last register tile: never stored, but read.
@@ -218,16 +255,17 @@ class Product {
   }
 
   void store(const Segment& segment, std::int64_t row, std::int64_t rows, std::int64_t columns,
-             const std::uint32_t* column_corrections, Workspace& space) const {
+             Workspace& space) const {
     std::uint32_t* const sums = reinterpret_cast<std::uint32_t*>(space.tile.data());
     for (std::int64_t r = 0; r < rows; ++r) {
+      const std::uint32_t correction = space.corrections[r];
       std::uint32_t* const line = sums + r * tile_stride(columns);
-      for (std::int64_t c = 0; c < segment.count; ++c) {
-        line[c] += column_corrections[c] + space.corrections[r];
+      for (std::int64_t c = 0; correction != 0 && c < segment.count; ++c) {
+        line[c] += correction;
       }
     }
     store_pixels(job_.output(segment.group), row, rows, segment.first, segment.count, sums,
-                 tile_stride(columns));
+                 tile_stride(columns), kernel_.turn_units);
   }
 
   static std::int64_t tile_stride(std::int64_t columns) { return columns + kTilePad; }
@@ -241,6 +279,10 @@ class Product {
 };
 
 }  // namespace
+
+bool takes_planar_terms(const Job& job) {
+  return !takes_few_terms(job) && !takes_thin_terms(job);
+}
 
 void run_terms(const Job& job, const std::vector<Term>& terms, const ProductKernel& kernel) {
   if (takes_few_terms(job)) {

@@ -164,16 +164,16 @@ class ThinProduct {
       for (std::size_t t = 0; t < factors_.size(); ++t) {
         const Factors& term = factors_[t];
         std::uint32_t* to = packed(t, lane) + lane % width_;
+        const int offset = kernel_.left_offset(term.left);
         std::int64_t sum = geometry_.depth() * kernel_.right_offset(term.right);
         for (std::int64_t r = 0; r < geometry_.kernel_height; ++r) {
-          sum += kernel_.expand_right(codes + r * row_depth_, row_depth_, term.right, line.data());
+          sum += kernel_.expand_right(codes + r * row_depth_, row_depth_, term.right, line.data(),
+                                      offset != 0);
           for (std::int64_t unit = 0; unit < row_units_; ++unit, to += width_) {
             *to = line[unit];
           }
         }
-        corrections_[lane] -=
-            term.coefficient *
-            static_cast<std::uint32_t>(kernel_.left_offset(term.left) * sum);
+        corrections_[lane] -= term.coefficient * static_cast<std::uint32_t>(offset * sum);
       }
     }
     pack_ones();
@@ -183,7 +183,7 @@ class ThinProduct {
     const std::vector<std::uint8_t> codes(row_depth_, 1);
     const Factor whole = {0x7F, 0, false};
     std::vector<std::uint32_t> line(row_units_);
-    kernel_.expand_right(codes.data(), row_depth_, whole, line.data());
+    kernel_.expand_right(codes.data(), row_depth_, whole, line.data(), false);
     for (std::int64_t unit = 0; unit < units_; ++unit) {
       std::fill_n(ones_.data() + unit * width_, width_, line[unit % row_units_]);
     }
@@ -231,7 +231,8 @@ class ThinProduct {
       const std::int64_t count = block.columns * width_;
       for (std::int64_t at = 0; at < static_cast<std::int64_t>(rows.size()) * row_units_; ++at) {
         kernel_.expand_left(space.codes.data() + at * count * kernel_.per_unit,
-                            count * kernel_.per_unit, term.left, space.left.data() + at * count);
+                            count * kernel_.per_unit, term.left, space.left.data() + at * count,
+                            false);
       }
       multiply(block, rows, {packed(t, block.lane), term.coefficient}, space);
       const int offset = kernel_.right_offset(term.right);

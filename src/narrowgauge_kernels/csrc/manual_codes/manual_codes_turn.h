@@ -1,14 +1,14 @@
 // Matrices turned about their diagonal, by 16-byte vectors that every compiler makes of whatever
-// the processor has. Codes are turned 16 × 16 bytes at a time, sums and units 4 × 4 words.
-// No torch header.
+// the processor has. Codes are turned 16 × 16 bytes at a time, sums and units 4 × 4 words. The
+// anonymous namespace is load-bearing, as in manual_codes_expand.h. No torch header.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
 namespace narrowgauge {
 namespace codes {
+namespace {
 
 typedef std::uint8_t Bytes __attribute__((vector_size(16)));
 typedef std::uint32_t Words __attribute__((vector_size(16)));
@@ -57,7 +57,7 @@ inline void turn_words(Words (&rows)[4]) {
   for (int round = 0; round < 2; ++round) {
     const Words next[4] = {low_words(rows[0], rows[2]), high_words(rows[0], rows[2]),
                            low_words(rows[1], rows[3]), high_words(rows[1], rows[3])};
-    std::copy(next, next + 4, rows);
+    std::memcpy(rows, next, sizeof(next));
   }
 }
 
@@ -81,9 +81,9 @@ inline void turn_codes(const std::uint8_t* from, std::int64_t lines, std::int64_
                        std::int64_t first, std::int64_t count, std::uint8_t* to) {
   const std::uint8_t* const end = from + lines * places;
   for (std::int64_t line = first; line < first + count; line += 16) {
-    const std::int64_t high = std::min<std::int64_t>(16, first + count - line);
+    const std::int64_t high = first + count - line < 16 ? first + count - line : 16;
     for (std::int64_t place = 0; place < places; place += 16) {
-      const int wide = static_cast<int>(std::min<std::int64_t>(16, places - place));
+      const int wide = places - place < 16 ? static_cast<int>(places - place) : 16;
       const std::uint8_t* const at = from + line * places + place;
       std::uint8_t* const there = to + place * lines + line;
       // The next line's codes come along, but for the last line's.
@@ -125,5 +125,6 @@ inline void turn_units(const std::uint32_t* from, std::int64_t from_stride, std:
   }
 }
 
+}  // namespace
 }  // namespace codes
 }  // namespace narrowgauge
