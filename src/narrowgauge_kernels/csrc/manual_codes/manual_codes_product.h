@@ -22,6 +22,12 @@ struct Factor {
 
 constexpr int kByteOffset = 128;
 
+// As `turn_units` and `turn_codes` of manual_codes_turn.h.
+using TurnUnits = void (*)(const std::uint32_t* from, std::int64_t from_stride, std::int64_t rows,
+                           std::int64_t columns, std::uint32_t* to, std::int64_t to_stride);
+using TurnCodes = void (*)(const std::uint8_t* from, std::int64_t lines, std::int64_t places,
+                           std::int64_t first, std::int64_t count, std::uint8_t* to);
+
 // What a kernel keeps of a thread's registers while it runs: AMX the configuration of its tiles.
 struct alignas(64) KernelState {
   std::uint8_t bytes[64];
@@ -56,12 +62,8 @@ struct ProductKernel {
   // The sum over units of left[unit] . right[unit], modulo 2^32; units is a multiple of `lanes`.
   std::uint32_t (*dot)(std::int64_t units, const std::uint32_t* left, const std::uint32_t* right);
 
-  // As in manual_codes_turn.h.
-  void (*turn_units)(const std::uint32_t* from, std::int64_t from_stride, std::int64_t rows,
-                     std::int64_t columns, std::uint32_t* to,
-                     std::int64_t to_stride);
-  void (*turn_codes)(const std::uint8_t* from, std::int64_t lines, std::int64_t places,
-                     std::int64_t first, std::int64_t count, std::uint8_t* to);
+  TurnUnits turn_units;
+  TurnCodes turn_codes;
 
   // Around any number of `run`s on one thread, where there are such: the first keeps what it changes
   // of the thread in `state`, and the second brings that back.

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "manual_codes/manual_codes_product.h"
 #include "manual_codes/manual_codes_rows.h"
-#include "manual_codes/manual_codes_turn.h"
 
 namespace narrowgauge {
 namespace codes {
@@ -24,10 +24,6 @@ void each_run(const Output& out, std::int64_t pixel, std::int64_t count, const W
     done += run;
   }
 }
-
-// As `turn_units` of manual_codes_turn.h.
-using TurnUnits = void (*)(const std::uint32_t* from, std::int64_t from_stride, std::int64_t rows,
-                           std::int64_t columns, std::uint32_t* to, std::int64_t to_stride);
 
 // from[p * stride + c] to pixel `pixel + p` and channel `channel + c`.
 inline void store_pixels(const Output& out, std::int64_t pixel, std::int64_t pixels,

@@ -5,6 +5,7 @@
 
 #include "manual_codes/manual_codes_job.h"
 #include "manual_codes/manual_codes_store.h"
+#include "manual_codes/manual_codes_turn.h"
 
 namespace narrowgauge {
 namespace codes {

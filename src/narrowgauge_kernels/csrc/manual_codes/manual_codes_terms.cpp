@@ -259,8 +259,11 @@ class Product {
     std::uint32_t* const sums = reinterpret_cast<std::uint32_t*>(space.tile.data());
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::uint32_t correction = space.corrections[r];
+      if (correction == 0) {
+        continue;
+      }
       std::uint32_t* const line = sums + r * tile_stride(columns);
-      for (std::int64_t c = 0; correction != 0 && c < segment.count; ++c) {
+      for (std::int64_t c = 0; c < segment.count; ++c) {
         line[c] += correction;
       }
     }
