@@ -2,17 +2,18 @@
 files only in pieces: what runs goes on behind the commands that bring data and fetch records.
 
     python3 benchmarks/reference/lent.py begin WORK [--seconds N] [--gpus 0] [--caches FILE]
-                                              LIST[+LIST…][=JOB,…] …
+                                              LIST[+LIST…][=JOB,…][@GPUS] …
     python3 benchmarks/reference/lent.py parts WORK PART…
     python3 benchmarks/reference/lent.py wait WORK SECONDS --into DIR
 
 `begin` copies this checkout to WORK/tree, unless one is there: no later command can change that.
 It starts a session of its own that runs `take.py` for each list in turn, by its name in `lists/`,
 or for those of its jobs that are named (`kernels` among them, where none are built). `A+B=JOB,…`
-are two lists run as one, where a lane that has nothing of the first takes of the second. Before
-lists whose jobs read data sets it waits until `parts` has brought them (parts that `narrowgauge
-data pack` made, in any order), for five minutes at most. N: after so many seconds what runs is
-stopped in order.
+are two lists run as one, where a lane that has nothing of the first takes of the second;
+`@0,0,1,1` gives a list its own lanes instead of those of `--gpus`: trainings may share GPUs where
+the list before them times something. Before lists whose jobs read data sets it waits until `parts`
+has brought them (parts that `narrowgauge data pack` made, in any order), for five minutes at most.
+N: after so many seconds what runs is stopped in order.
 `--caches`: what an earlier `wait` brought back, so that tiles and plans found then are known.
 
 `wait` returns after so many seconds, or once all has ended, and leaves in DIR: `records.tar.gz`,
@@ -49,9 +50,11 @@ PATIENCE_S = 300.0
 GOES_ON = 3
 
 
-def _asked(text: str) -> tuple[str, str]:
-    name, _, only = text.partition("=")
-    return name, only
+def _asked(text: str, gpus: str = "") -> tuple[str, str, str]:
+    """The lists, the jobs and the lanes that a word names."""
+    rest, _, own = text.partition("@")
+    name, _, only = rest.partition("=")
+    return name, only, own or gpus
 
 
 def _lists(names: str) -> list[Path]:
@@ -59,7 +62,7 @@ def _lists(names: str) -> list[Path]:
 
 
 def _jobs(text: str) -> list[Job]:
-    names, only = _asked(text)
+    names, only, _ = _asked(text)
     return named(load_jobs(_lists(names)), only)
 
 
@@ -114,9 +117,9 @@ def _run(options: argparse.Namespace) -> int:
         _await_data(_jobs(text), work / DATA, min(PATIENCE_S, left))
         spent = time.monotonic() - begun
         print(f"== {text}, {spent:.0f} s", flush=True)
-        names, only = _asked(text)
+        names, only, gpus = _asked(text, options.gpus)
         words = [sys.executable, str(HERE / "take.py"), *map(str, _lists(names)), "--only", only]
-        words += ["--out", str(work / RUNS), "--data", str(work / DATA), "--gpus", options.gpus]
+        words += ["--out", str(work / RUNS), "--data", str(work / DATA), "--gpus", gpus]
         words += ["--limit", f"{max(0.0, options.seconds - spent):.0f}"]
         worst = max(worst, subprocess.call(words))
     (work / ENDED).write_text(f"{worst}\n")
@@ -163,7 +166,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         made[name].set_defaults(do=do)
         made[name].add_argument("work", type=lambda text: Path(text).absolute(), metavar="WORK")
     for name in ("begin", "run"):
-        made[name].add_argument("lists", nargs="+", metavar="LIST[+LIST…][=JOB,…]")
+        made[name].add_argument("lists", nargs="+", metavar="LIST[+LIST…][=JOB,…][@GPUS]")
         made[name].add_argument("--seconds", type=float, default=1500.0)
         made[name].add_argument("--gpus", default="0")
     made["begin"].add_argument("--caches", type=Path, metavar="FILE")

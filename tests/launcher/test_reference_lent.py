@@ -87,6 +87,20 @@ def test_two_lists_run_as_one(checkout: Path, tmp_path: Path) -> None:
     assert {"first/ended.json", "third/ended.json"} <= members(into / "records.tar.gz")
 
 
+def test_a_list_may_have_lanes_of_its_own(checkout: Path, tmp_path: Path) -> None:
+    work, into = tmp_path / "work", tmp_path / "into"
+    lanes = checkout / "benchmarks" / "reference" / "lists" / "lanes.toml"
+    show = """command = ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]"""
+    lanes.write_text("".join(f'[[job]]\nname = "{name}"\n{show}\n' for name in ("here", "there")))
+
+    lent(checkout, "begin", str(work), "lanes=here", "lanes=there@3", "--gpus", "1")
+    done = lent(checkout, "wait", str(work), "30", "--into", str(into))
+
+    assert done.returncode == 0, done.stdout
+    shown = {name: (work / "runs" / name / "log.txt").read_text() for name in ("here", "there")}
+    assert shown == {"here": "1\n", "there": "3\n"}
+
+
 def test_caches_come_back(checkout: Path, tmp_path: Path) -> None:
     caches = tmp_path / "caches.tar.gz"
     with tarfile.open(caches, "w:gz") as archive:
