@@ -102,14 +102,6 @@ CASES = {
         Shape(1, 20, 8, 9, 16, 5, 1, 2), Tile(7, 7, 32, 16, 8, "launch"),
         Variant("fp16", granularity="tensor-core", layout="nhwc", path="dense"),
     ),
-    "dense on tensor cores, parts of channels": (
-        Shape(1, 120, 6, 5, 20), Tile(4, 5, 128, 32, 2),
-        Variant("fp16", granularity="tensor-core", bias=True, layout="nhwc", path="dense"),
-    ),
-    "dense on tensor cores, parts of planes": (
-        Shape(1, 128, 5, 6, 16), Tile(2, 7, 128, 16, 4),
-        Variant("fp16", granularity="tensor-core", relu_output=True, path="dense"),
-    ),
     "dense on tensor cores, 1x1": (
         Shape(1, 48, 9, 7, 40, 1, 1, 0), Tile(1, 14, 16, 64, 1, "cluster"),
         Variant("fp16", "deterministic", True, False, granularity="tensor-core", layout="nhwc",

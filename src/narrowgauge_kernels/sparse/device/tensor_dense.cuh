@@ -1,10 +1,9 @@
 // All products, on tensor cores, float16: what a sparse kernel is to be held against, and the faster
 // one where a map has few zeros. A block's weights and window are in shared memory at once: all of
-// it is asked for at the start, a piece after the other, and multiplied as it comes. A piece is one
-// row of the kernel of a part of the channels; the first of a part comes with the part's window.
-// Where a window comes as it lies in memory, its ReLU is applied to the operands of products.
-// Groups of warps share out a piece's depth, the warps of a group its outputs, eight places each at
-// a time.
+// it is asked for at the start, and the weights of one row of the kernel come while those of the
+// last are multiplied. Where a window comes as it lies in memory, its ReLU is applied to the
+// operands of products. Groups of warps share out the depth, the warps of a group its outputs,
+// eight places each at a time.
 
 constexpr int kMatrices = kBlockFilters / 16;             // along filters
 constexpr int kAcross = kWarps / kGroups;                 // warps of a group
@@ -15,25 +14,18 @@ constexpr int kWeightRow = kBlockFilters + 8;             // elements; the pad s
 constexpr int kValueRow = kSliceChannels + 8;
 constexpr int kSumRow = kBlockFilters + 4;                // floats
 constexpr int kDepths = kSliceChannels / 16;              // products along a tap's channels
-// Of a part: as many as there are groups, so that each has as much to do with every piece.
-constexpr int kWantedDepths = kGroups > 2 ? kGroups : 2;
-constexpr int kPartDepths = kDepths % kWantedDepths == 0 ? kWantedDepths : kDepths;
-constexpr int kPartChannels = kPartDepths * 16;
-constexpr int kParts = kDepths / kPartDepths;
-constexpr int kPieces = kParts * kKernel;                 // pieces
 constexpr bool kWeightsByEight = kFilters % 8 == 0;
 
-// Weights of one piece: of each tap and channel, the block's filters.
+// Weights of one row of the kernel: of each tap and channel, the block's filters.
 __device__ __forceinline__ void begin_weights(const Element* weight, const Cell& cell,
-                                              int first_channel, int part, int row,
-                                              Element* weights) {
-  constexpr int kLoads = kWeightsByEight ? kBlockFilters / 8 : kBlockFilters;
-  constexpr int kLoaded = kBlockFilters / kLoads;
-  constexpr int kAll = kKernel * kPartChannels * kLoads;
+                                              int first_channel, int row, Element* weights) {
+  constexpr int kPieces = kWeightsByEight ? kBlockFilters / 8 : kBlockFilters;
+  constexpr int kPiece = kBlockFilters / kPieces;
+  constexpr int kAll = kKernel * kSliceChannels * kPieces;
   for (int i = static_cast<int>(threadIdx.x); i < kAll; i += kThreads) {
-    const int filter = i % kLoads * kLoaded;
-    const int c = part * kPartChannels + i / kLoads % kPartChannels;
-    const int tap = row * kKernel + i / kLoads / kPartChannels;
+    const int filter = i % kPieces * kPiece;
+    const int c = i / kPieces % kSliceChannels;
+    const int tap = row * kKernel + i / kPieces / kSliceChannels;
     const bool inside = first_channel + c < kChannels && cell.first_filter + filter < kFilters;
     Element* to = weights + (tap * kSliceChannels + c) * kWeightRow + filter;
     const Element* from = weight + ((first_channel + c) * kTaps + tap) * kFilters +
@@ -49,16 +41,14 @@ __device__ __forceinline__ void begin_weights(const Element* weight, const Cell&
   end_copies();
 }
 
-// unverified: windows and weights by parts of the channels | no GPU since | pytest -m gpu tests/kernels/test_sparse_cuda.py
-// A part of the window's values as they lie, under way with the weights that come next; rows of
-// channels.
+// The window's values as they lie, under way with the weights that come next; rows of channels.
 __device__ __forceinline__ void begin_values(const Element* image, int top, int left,
-                                             int first_channel, int part, Element* values) {
+                                             int first_channel, Element* values) {
   static_assert(!kValuesByEight || kValueRow % 8 == 0, "or copies are out of step");
-  constexpr int kLoads = kPartChannels / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < kWindow * kLoads; i += kThreads) {
-    const int pixel = i / kLoads;
-    const int c = part * kPartChannels + i % kLoads * 8;
+  constexpr int kPieces = kSliceChannels / 8;
+  for (int i = static_cast<int>(threadIdx.x); i < kWindow * kPieces; i += kThreads) {
+    const int pixel = i / kPieces;
+    const int c = i % kPieces * 8;
     const int offset = offset_in_map(top + pixel / kWindowColumns, left + pixel % kWindowColumns);
     Element* to = values + pixel * kValueRow + c;
     if (offset >= 0 && first_channel + c < kChannels) {
@@ -75,18 +65,18 @@ __device__ __forceinline__ int pixel_of(int place) {
   return own / kTileColumns * kStride * kWindowColumns + own % kTileColumns * kStride;
 }
 
-// This warp's share of one piece.
-__device__ __forceinline__ void multiply_piece(float (&sums)[2 * kPairs][kMatrices][4], int part,
-                                               int row, int group, const int (&places)[kPairs],
-                                               const Element* weights, const Element* values) {
+// This warp's part of one row of the kernel.
+__device__ __forceinline__ void multiply_row(float (&sums)[2 * kPairs][kMatrices][4], int row,
+                                             int group, const int (&places)[kPairs],
+                                             const Element* weights, const Element* values) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // Lanes 0-7, 8-15, 16-23, 24-31 name the rows of: filters 0-7 and 8-15 of depth 0-7, then 8-15.
   const Element* own_weights =
       weights + (lane % 8 + lane / 16 * 8) * kWeightRow + lane / 8 % 2 * 8;
 #pragma unroll 2
-  for (int step = group; step < kKernel * kPartDepths; step += kGroups) {
-    const int column = step / kPartDepths;
-    const int c = part * kPartChannels + step % kPartDepths * 16;
+  for (int step = group; step < kKernel * kDepths; step += kGroups) {
+    const int column = step / kDepths;
+    const int c = step % kDepths * 16;
     unsigned int a[kMatrices][4];
     const Element* from =
         own_weights + ((row * kKernel + column) * kSliceChannels + c) * kWeightRow;
@@ -154,22 +144,17 @@ __device__ __forceinline__ void put_all(const Element* bias, Element* y, float* 
   }
 }
 
-// Until all pieces but the last `left` are there.
-template <int kLeft>
-struct Waiting {
-  static __device__ __forceinline__ void until(int left) {
-    if (left == kLeft) {
-      wait_for_copies<kLeft>();
-    } else {
-      Waiting<kLeft - 1>::until(left);
-    }
+// Until the weights of all rows but the last `left` are there, for all threads.
+__device__ __forceinline__ void wait_for_rows(int left) {
+  switch (left) {  // known when the loop around is unrolled
+    case 0: wait_for_copies<0>(); break;
+    case 1: wait_for_copies<1>(); break;
+    case 2: wait_for_copies<2>(); break;
+    case 3: wait_for_copies<3>(); break;
+    default: wait_for_copies<4>();
   }
-};
-
-template <>
-struct Waiting<0> {
-  static __device__ __forceinline__ void until(int) { wait_for_copies<0>(); }
-};
+  __syncthreads();
+}
 
 __device__ __forceinline__ void convolve(const Element* __restrict__ x,
                                          const Element* __restrict__ weight,
@@ -184,15 +169,12 @@ __device__ __forceinline__ void convolve(const Element* __restrict__ x,
   Element* values = weights + kTaps * kSliceChannels * kWeightRow;
   const int top = cell.tile_row * kTileRows * kStride - kPadding;
   const int left = cell.tile_column * kTileColumns * kStride - kPadding;
-#pragma unroll 1
-  for (int part = 0; part < kParts; ++part) {
-    if (kValuesByEight) {
-      begin_values(image_of(x, cell.image), top, left, first_channel, part, values);
-    }
-#pragma unroll 1
-    for (int row = 0; row < kKernel; ++row) {
-      begin_weights(weight, cell, first_channel, part, row, weights);
-    }
+  if (kValuesByEight) {
+    begin_values(image_of(x, cell.image), top, left, first_channel, values);
+  }
+#pragma unroll
+  for (int row = 0; row < kKernel; ++row) {
+    begin_weights(weight, cell, first_channel, row, weights);
   }
   if (!kValuesByEight) {
     load_values_singly<kSliceChannels, kValueRow>(image_of(x, cell.image), top, left,
@@ -210,11 +192,10 @@ __device__ __forceinline__ void convolve(const Element* __restrict__ x,
   for (int i = 0; i < 2 * kPairs * kMatrices * 4; ++i) {
     sums[i / 4 / kMatrices][i / 4 % kMatrices][i % 4] = 0.0f;
   }
-#pragma unroll 1  // a block runs through it once, and would wait for instructions
-  for (int piece = 0; piece < kPieces; ++piece) {
-    Waiting<kPieces - 1>::until(kPieces - 1 - piece);
-    __syncthreads();  // for what others copied
-    multiply_piece(sums, piece / kKernel, piece % kKernel, warp / kAcross, places, weights, values);
+#pragma unroll
+  for (int row = 0; row < kKernel; ++row) {
+    wait_for_rows(kKernel - 1 - row);
+    multiply_row(sums, row, warp / kAcross, places, weights, values);
   }
   put_all(bias, y, partial, cell, slice, sums);
   finish(bias, y, partial, tickets, cell);
