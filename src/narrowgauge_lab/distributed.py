@@ -225,13 +225,17 @@ def _devices(ctx: RowContext, nproc: int) -> List[str]:
     that is forked from this one could use CUDA."""
     if ctx.device.type != "cuda":
         return ["cpu"] * (nproc or 1)
-    if torch.cuda.is_initialized():
+    # A process that has only counted GPUs, as torch.cuda.is_available does, does not know that it
+    # has: what it forks does.
+    names: Optional[List[str]] = None
+    if not torch.cuda.is_initialized():
+        names = facts.in_child(_gpu_names)
+    if names is None:
         raise ExperimentFileError(
             "the experiment used the GPU before it spread its row over processes",
-            why="a process that has begun to use CUDA cannot fork one that does",
+            why="a process that has begun to use CUDA or counted GPUs cannot fork one that uses it",
             next_step="call distributed.spread first, and the GPU in its body",
         )
-    names: List[str] = facts.in_child(_gpu_names)
     if nproc > len(names):
         raise NotApplicableError(
             f"-p nproc={nproc} needs a GPU for each process, and there are {len(names)}",
@@ -241,7 +245,10 @@ def _devices(ctx: RowContext, nproc: int) -> List[str]:
     return names
 
 
-def _gpu_names() -> List[str]:
+def _gpu_names() -> Optional[List[str]]:
+    """None where the process that forked this one has made CUDA useless to it."""
+    if torch.cuda._is_in_bad_fork():
+        return None
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 

@@ -151,7 +151,10 @@ def torchscript() -> Iterator[None]:
 
 
 def compiler_available() -> bool:
-    """torch.compile came with torch 2.0, and refuses Pythons that it does not know yet."""
+    """torch.compile came with torch 2.0, and refuses Pythons that it does not know yet.
+
+    Asking loads its modules, which count GPUs: what this process forks cannot use CUDA then.
+    """
     if not hasattr(torch, "compile"):
         return False
     try:

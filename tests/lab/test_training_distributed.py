@@ -18,6 +18,7 @@ from training_cases import CPU, SmallNet, recipe
 
 from narrowgauge_contract.errors import (
     ExitCode,
+    ExperimentFileError,
     NotApplicableError,
     SkippedError,
     UsageError,
@@ -292,6 +293,22 @@ def test_each_process_needs_a_gpu(
     with pytest.raises(NotApplicableError, match=f"nproc={asked} needs a GPU for each") as caught:
         case.spread(1, spread)
     assert "-p nproc=0" in caught.value.next_step
+
+
+def test_a_process_that_has_counted_its_gpus_cannot_spread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in what is forked from a process that has asked torch.cuda.is_available().
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    case = Spread(tmp_path)
+
+    def spread(ctx: RowContext, group: Group) -> None:
+        ctx.device = torch.device("cuda")
+        distributed.spread(ctx, 2, lambda ctx, group: None)
+
+    with pytest.raises(ExperimentFileError, match="used the GPU before it spread") as caught:
+        case.spread(1, spread)
+    assert "has begun to use CUDA or counted GPUs" in caught.value.why
 
 
 def test_several_processes_do_not_share_their_gpus_with_other_runs(
