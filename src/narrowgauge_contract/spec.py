@@ -55,6 +55,8 @@ class Parameter:
     `aliases` are names that a command line may use as well; everything is stored under `name`.
     `recipe`: it says how a network is trained, and not what is claimed of it: rows of a claim may
     have another value than its profile, and then show it, but do not refute it.
+    `any_value`: claims that leave it open are of every value that it has, each judged by itself: no
+    profile can hold what is made from a run, as a solved plan.
     `commas`: a text may have commas of its own, so on a command line it is one value and no list.
     Of type `plan`, a value is the name of a built-in placement plan, `none`, or what
     `placement.plan_value` calls a file's, which was read before (`placement_files.read_plans`).
@@ -71,6 +73,7 @@ class Parameter:
     unit: str = ""
     aliases: Tuple[str, ...] = ()
     recipe: bool = False
+    any_value: bool = False
     commas: bool = False
 
     def declaration(self) -> str:
@@ -302,7 +305,7 @@ def _parse_parameter(name: str, body: Any, where: str) -> Parameter:
     if not isinstance(body, dict):
         raise ExperimentFileError(f"{where} should be a table")
     known_keys = ("type", "default", "axis", "help", "choices", "min", "max", "unit", "aliases",
-                  "recipe", "commas")  # fmt: skip
+                  "recipe", "any_value", "commas")  # fmt: skip
     only(body, known_keys, where)
     for key in ("type", "help", "axis"):
         text_of(body, key, where)
@@ -318,6 +321,9 @@ def _parse_parameter(name: str, body: Any, where: str) -> Parameter:
     commas = flag_of(body, "commas", where)
     if commas and body["type"] != "str":
         raise ExperimentFileError(f"{where}: 'commas' is of type = \"str\" only")
+    recipe, any_value = flag_of(body, "recipe", where), flag_of(body, "any_value", where)
+    if recipe and any_value:
+        raise ExperimentFileError(f"{where}: 'recipe' and 'any_value' exclude each other")
     parameter = Parameter(
         name=name,
         type=body["type"],
@@ -329,7 +335,8 @@ def _parse_parameter(name: str, body: Any, where: str) -> Parameter:
         maximum=body.get("max"),
         unit=body.get("unit", ""),
         aliases=names_of(body, "aliases", where),
-        recipe=flag_of(body, "recipe", where),
+        recipe=recipe,
+        any_value=any_value,
         commas=commas,
     )
     return dataclasses.replace(parameter, default=parameter.check(body["default"]))

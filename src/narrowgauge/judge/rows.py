@@ -58,12 +58,12 @@ def selection_label(selection: Selection) -> str:
 
 def profile_values(spec: ExperimentSpec, profile: str) -> dict[str, tuple[Any, ...]]:
     """What each parameter may be where a claim leaves it open: as in its profile or a larger one;
-    without those in seconds, which say how long is measured."""
+    without those in seconds, which say how long is measured, and those that may be anything."""
     larger = [spec.profiles[name].values for name in PROFILES[PROFILES.index(profile) :]]
     values: dict[str, tuple[Any, ...]] = {
         name: tuple(dict.fromkeys(v for each in larger for v in each.get(name, (p.default,))))
         for name, p in spec.parameters.items()
-        if p.unit != "s"
+        if p.unit != "s" and not p.any_value
     }
     # Timings under a profiler are the profiler's, whatever else agrees.
     values[PROFILE_PARAMETER.name] = (PROFILE_PARAMETER.default,)
