@@ -41,8 +41,9 @@ def decision(ctx: RowContext, subject: Subject) -> None:
     net, images, costs = subject.net, subject.images, subject.costs
     policy = nobody(ctx.parameters["policy"])
     try:
+        device = ConditionalExits(CapturedStages(net, images, policy, costs))
         stages = CapturedStages(net, images, policy, costs)
-        device, straight = ConditionalExits(stages), all_stages(stages)
+        straight = all_stages(stages)
     except (CaptureError, KernelsError, NotApplicableError) as error:
         raise SkippedError(error.what, why=error.why, next_step=error.next_step) from error
     host = SteppedExits(stages)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Any, Callable, Sequence, Tuple
+import statistics
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -24,7 +26,7 @@ from narrowgauge_lab.measure.state import steadily
 
 from .nets import Subject
 
-__all__ = ["beside", "compaction", "heads", "plan_of"]
+__all__ = ["beside", "compaction", "heads", "plan_of", "replay_seconds"]
 
 Call = Callable[[], Any]
 
@@ -33,7 +35,7 @@ _DIFFERENT = 0.02
 #: How far logits of the same exit may be apart, over the largest: that other order again, in as
 #: many digits as the products have (23 bits of fraction, and 10).
 _APART = {"fp32": 1e-3, "tf32": 5e-2}
-_STAGE_PASSES = 5
+_STAGE_PASSES, _REPLAYS = 5, 22
 
 
 def plan_of(ctx: RowContext) -> TimingPlan:
@@ -67,18 +69,18 @@ def heads(ctx: RowContext, subject: Subject) -> None:
 
 def compaction(ctx: RowContext, subject: Subject) -> None:
     """Record `saving_realised`: the share of time that compaction saves beside masking, over the
-    share of MACs that it saves; `compaction_speedup` is how many times as fast it is. On a CPU
-    also `saving_of_stages`, the share of the time that the stages' own times say can be saved.
+    share of MACs that it saves; `compaction_speedup` is how many times as fast it is, and
+    `saving_of_stages` the share of the time that the stages' own times say can be saved.
     INVALID where both do not answer alike (exits; and where these are the same, logits and MACs),
     or nothing is saved."""
     parameters, images = ctx.parameters, subject.images
     policy = subject.leaving(parameters["policy"], parameters["share"])
-    ways, how = _ways(ctx, subject, policy)
-    fast, slow = (_kept(way()) for way in ways)
+    ways = _ways(ctx, subject, policy)
+    fast, slow = (_kept(way()) for way in (ways.compacted, ways.masked))
     saved = 1.0 - float(fast.macs.mean()) / subject.costs.cumulative[-1]
     differ = float((fast.exits != slow.exits).double().mean())
     counts = torch.bincount(fast.exits.cpu(), minlength=subject.net.exits)
-    ctx.fact("way", how)
+    ctx.fact("way", ways.how)
     ctx.fact("policy", str(policy))
     ctx.fact("left_at", [count / images.shape[0] for count in counts.tolist()])
     ctx.fact("macs_saved", saved)
@@ -99,17 +101,25 @@ def compaction(ctx: RowContext, subject: Subject) -> None:
     if saved <= 0:
         ctx.invalid("nobody leaves early, so there is nothing to save")
         return
-    pair = _turns(ctx, *ways)
+    pair = _turns(ctx, ways.compacted, ways.masked)
     record_samples(ctx, "seconds_adaptive", pair.first)
     record_samples(ctx, "seconds_masked", pair.second)
     record_samples(ctx, "compaction_speedup", pair.first, list(pair.ratios), "1")
     realised = [(1 - 1 / ratio) / saved for ratio in pair.ratios]
     record_samples(ctx, "saving_realised", pair.first, realised, "1")
-    if ctx.device.type == "cpu":
-        possible = _possible(subject, counts.tolist())
-        ctx.fact("time_saveable", possible)
-        of_time = [(1 - 1 / ratio) / possible for ratio in pair.ratios]
-        record_samples(ctx, "saving_of_stages", pair.first, of_time, "1")
+    came = [images.shape[0] - sum(counts.tolist()[:number]) for number in range(len(counts))]
+    seconds = ways.stages()
+    needed = sum(each * count / images.shape[0] for each, count in zip(seconds, came))
+    possible = 1.0 - needed / sum(seconds)
+    ctx.fact("stage_seconds", seconds)
+    ctx.fact("time_saveable", possible)
+    of_time = [(1 - 1 / ratio) / possible for ratio in pair.ratios]
+    record_samples(ctx, "saving_of_stages", pair.first, of_time, "1")
+    if ways.sized is not None:
+        # Smaller batches take longer an image: this is what free decisions would leave to save.
+        in_sizes = ways.sized(came)
+        ctx.fact("stage_seconds_in_sizes", in_sizes)
+        ctx.fact("time_saveable_in_sizes", 1.0 - sum(in_sizes) / sum(seconds))
 
 
 def beside(fast: Adaptive, slow: Adaptive) -> Tuple[float, float]:
@@ -125,26 +135,26 @@ def beside(fast: Adaptive, slow: Adaptive) -> Tuple[float, float]:
     return (apart if math.isfinite(apart) else math.inf), others
 
 
-def _possible(subject: Subject, left_at: Sequence[int]) -> float:
-    """The share of time that would be saved if each stage took time as it has images: MACs of one
-    stage may take longer than those of another."""
-    seconds = measure_stages(subject.net, subject.images, _STAGE_PASSES).typical
-    images = subject.images.shape[0]
-    came = [images - sum(left_at[:number]) for number in range(len(seconds))]
-    needed = sum(each * count / images for each, count in zip(seconds, came))
-    return 1.0 - needed / sum(seconds)
+@dataclasses.dataclass(frozen=True)
+class _Ways:
+    """With compaction and with masking, and what they are; seconds of each stage for all images;
+    and for as many as come to each, where sizes are captured."""
+
+    compacted: Callable[[], Adaptive]
+    masked: Callable[[], Adaptive]
+    how: str
+    stages: Callable[[], List[float]]
+    sized: Optional[Callable[[Sequence[int]], List[float]]] = None
 
 
-def _ways(
-    ctx: RowContext, subject: Subject, policy: Policy
-) -> Tuple[Tuple[Callable[[], Adaptive], Callable[[], Adaptive]], str]:
-    """With compaction and with masking, and what they are. Both captured, or neither: a launch by
-    the host is no part of what compaction saves."""
+def _ways(ctx: RowContext, subject: Subject, policy: Policy) -> _Ways:
+    """Both captured, or neither: a launch by the host is no part of what compaction saves."""
     net, images, costs = subject.net, subject.images, subject.costs
     why = f"a {ctx.device.type} has no CUDA graphs"
     if torch_compat.graphs_available(ctx.device):
         try:
             bucketed = BucketedExits(net, images, policy, costs)
+            stepped = BucketedExits(net, images, policy, costs, by_device=False)
             stages = CapturedStages(net, images, policy, costs)
         except (CaptureError, KernelsError, NotApplicableError) as error:
             why = f"{error.what}: {error.why}"
@@ -155,11 +165,36 @@ def _ways(
                     graph.replay()
                 return stages.answer
 
-            return (lambda: bucketed(images), replayed), bucketed.description
-    return (
+            def sized(came: Sequence[int]) -> List[float]:
+                asked = [number for number, count in enumerate(came) if count]
+                return replay_seconds([stepped.graph_for(n, came[n]) for n in asked])
+
+            return _Ways(
+                lambda: bucketed(images), replayed, bucketed.description,
+                lambda: replay_seconds(stages.graphs), sized,
+            )  # fmt: skip
+    return _Ways(
         lambda: adaptive(net, images, policy, costs),
         lambda: masked(net, images, policy, costs),
-    ), f"launch by launch: {why}"
+        f"launch by launch: {why}",
+        lambda: list(measure_stages(net, images, _STAGE_PASSES).typical),
+    )
+
+
+def replay_seconds(graphs: Sequence[Any]) -> List[float]:
+    """Of each captured stage, the median of replays of all of them in their order."""
+    taken: List[List[float]] = [[] for _ in graphs]
+    for _ in range(_REPLAYS):
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(graphs) + 1)]
+        marks[0].record()
+        for graph, mark in zip(graphs, marks[1:]):
+            graph.replay()
+            mark.record()
+        marks[-1].synchronize()
+        for place, seconds in enumerate(taken):
+            seconds.append(marks[place].elapsed_time(marks[place + 1]) * 1e-3)
+    # The first replay makes ready what was captured.
+    return [statistics.median(each[1:]) for each in taken]
 
 
 def _kept(answer: Adaptive) -> Adaptive:

@@ -60,9 +60,19 @@ inline unsigned int atomicAdd(unsigned int* to, unsigned int value) {
   return before;
 }
 
+// What the conditions with these handles, 1 to 63, were last set to.
+static unsigned int conditions[64];
+
+inline void cudaGraphSetConditional(unsigned long long handle, unsigned int value) {
+  conditions[handle] = value;
+}
+
 #include "exit_decision.cuh"
 
 extern "C" {
+
+unsigned int condition(unsigned int handle) { return conditions[handle]; }
+void reset_condition(unsigned int handle, unsigned int value) { conditions[handle] = value; }
 
 // By ctypes: addresses in the order of the kernel's arguments, then its numbers.
 void launch_decide(unsigned int blocks, unsigned int threads, void* const* at,
@@ -72,7 +82,7 @@ void launch_decide(unsigned int blocks, unsigned int threads, void* const* at,
       static_cast<const float*>(at[0]), static_cast<float*>(at[1]),
       static_cast<long long*>(at[2]), static_cast<double*>(at[3]), static_cast<bool*>(at[4]),
       static_cast<bool*>(at[5]), static_cast<unsigned int*>(at[6]),
-      static_cast<const double*>(at[7]), n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8],
+      static_cast<const double*>(at[7]), static_cast<const unsigned long long*>(at[8]), n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8],
       n[9]);
 }
 
@@ -83,7 +93,8 @@ void launch_pack(unsigned int blocks, unsigned int threads, void* const* at,
       static_cast<float*>(at[1]), static_cast<long long*>(at[2]), static_cast<double*>(at[3]),
       static_cast<const double*>(at[4]), static_cast<const long long*>(at[5]),
       static_cast<long long*>(at[6]), static_cast<long long*>(at[7]),
-      static_cast<long long*>(at[8]), n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9],
-      n[10]);
+      static_cast<long long*>(at[8]), static_cast<const long long*>(at[9]),
+      static_cast<const unsigned long long*>(at[10]), n[0], n[1], n[2], n[3], n[4], n[5], n[6],
+      n[7], n[8], n[9], n[10], n[11]);
 }
 }

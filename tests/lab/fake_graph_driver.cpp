@@ -1,5 +1,6 @@
-// The part of libcuda that chains of conditional nodes need, with graphs that really run here: a
-// child is a number that is noted, and after which the next scripted flag is written.
+// The part of libcuda that graphs of conditional nodes need, with graphs that really run here: a
+// child is a number that is noted, and after which the next scripted flag is written, or the
+// condition set whose handle is in the next cell.
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -38,18 +39,25 @@ struct Node {
     uintptr_t piece = 0;
     unsigned long long handle = 0;
     const bool* flag = nullptr;
-    void* bodies[1] = {nullptr};
+    int type = 0;
+    std::vector<void*> bodies;
 };
 struct Graph {
     std::vector<Node*> nodes;
 };
+struct Condition {
+    unsigned int value = 0, at_first = 0;
+    bool has_first = false;
+};
 
 int context, function_handle, refused, version = 12040;
-std::vector<int> conditions;
+std::vector<Condition> conditions;
 std::vector<uintptr_t> ran;
 std::vector<bool> script;
 size_t scripted;
 bool* written;
+const long long* cells;
+std::vector<unsigned int> values;
 int alive;
 
 // Each node comes after the one before it, and the first after nothing.
@@ -64,11 +72,18 @@ void run(Graph* graph)
     for (Node* node : graph->nodes) {
         if (node->kind == Node::child) {
             ran.push_back(node->piece);
-            if (scripted < script.size()) *written = script[scripted++];
+            if (scripted < script.size()) {
+                *written = script[scripted++];
+            } else if (scripted < values.size()) {
+                conditions[cells[scripted]].value = values[scripted];
+                ++scripted;
+            }
         } else if (node->kind == Node::kernel) {
-            conditions[node->handle] = *node->flag;
-        } else if (conditions[node->handle]) {
-            run(static_cast<Graph*>(node->bodies[0]));
+            conditions[node->handle].value = *node->flag;
+        } else {
+            const unsigned int value = conditions[node->handle].value;
+            const size_t place = node->type == 2 ? value : value != 0 ? 0 : node->bodies.size();
+            if (place < node->bodies.size()) run(static_cast<Graph*>(node->bodies[place]));
         }
     }
 }
@@ -83,6 +98,15 @@ void fake_script(bool* flag, const bool* flags, int count)
 {
     written = flag;
     script.assign(flags, flags + count);
+    values.clear();
+    scripted = 0;
+    ran.clear();
+}
+void fake_set(const long long* given, const unsigned int* to, int count)
+{
+    cells = given;
+    values.assign(to, to + count);
+    script.clear();
     scripted = 0;
     ran.clear();
 }
@@ -123,9 +147,12 @@ int cuGraphAddChildGraphNode(
 int cuGraphConditionalHandleCreate(
     unsigned long long* handle, void* graph, void* given, unsigned int initial, unsigned int flags)
 {
-    if (graph == nullptr || given != &context || initial != 0 || flags != 0) return 1;
+    if (graph == nullptr || given != &context || flags > 1 || (initial != 0 && flags == 0)) return 1;
+    if (conditions.empty()) conditions.emplace_back();  // no handle is 0
     *handle = conditions.size();
-    conditions.push_back(0);
+    conditions.emplace_back();
+    conditions.back().at_first = initial;
+    conditions.back().has_first = flags == 1;
     return 0;
 }
 int cuGraphAddKernelNode(
@@ -149,12 +176,15 @@ int cuGraphAddNode(
 {
     Graph* whole = static_cast<Graph*>(graph);
     if (misplaced(whole, after, count) || given->type != 13 || given->reserved2 != 0) return 1;
-    if (given->conditional.kind != 0 || given->conditional.size != 1) return 1;
+    const int kind = given->conditional.kind;
+    const unsigned int size = given->conditional.size;
+    if (!(kind == 0 && size == 1) && !(kind == 2 && size > 0 && version >= 12080)) return 1;
     if (given->conditional.context != &context) return 1;
     Node* made = new Node{Node::branch};
     made->handle = given->conditional.handle;
-    made->bodies[0] = new Graph;
-    given->conditional.bodies = made->bodies;
+    made->type = kind;
+    for (unsigned int place = 0; place < size; ++place) made->bodies.push_back(new Graph);
+    given->conditional.bodies = made->bodies.data();
     whole->nodes.push_back(made);
     *node = made;
     return 0;
@@ -165,7 +195,14 @@ int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long lo
     *executable = graph;
     return 0;
 }
-int cuGraphLaunch(void* executable, void*) { run(static_cast<Graph*>(executable)); return 0; }
+int cuGraphLaunch(void* executable, void*)
+{
+    for (Condition& each : conditions) {
+        if (each.has_first) each.value = each.at_first;
+    }
+    run(static_cast<Graph*>(executable));
+    return 0;
+}
 int cuGraphExecDestroy(void*) { return 0; }
 int cuGraphDestroy(void*) { --alive; return 0; }
 

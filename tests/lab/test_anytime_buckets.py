@@ -10,15 +10,29 @@ from narrowgauge_contract.errors import BadValueError, NotApplicableError
 from narrowgauge_lab.anytime.adaptive import Adaptive, adaptive
 from narrowgauge_lab.anytime.buckets import BucketedExits, Packed, ladder
 from narrowgauge_lab.anytime.costs import exit_costs
+from narrowgauge_lab.anytime.fused import MOST_SIZES
 from narrowgauge_lab.anytime.policies import parse
 
 
 @pytest.mark.parametrize(
     ("batch", "sizes"),
-    [(1, (1,)), (3, (1, 2, 3)), (8, tuple(range(1, 9))), (256, tuple(range(32, 257, 32)))],
+    [
+        (1, (1,)),
+        (3, (1, 2, 3)),
+        (8, tuple(range(1, 9))),
+        (36, (1, 2, 3, 5, 9, 14, 18, 23, 27, 32, 36)),
+        (256, (1, 2, 4, 8, 16, *range(32, 257, 32))),
+    ],
 )
 def test_the_ladder_ends_with_the_batch(batch: int, sizes: tuple) -> None:
     assert ladder(batch) == sizes
+
+
+def test_a_ladder_has_no_more_sizes_than_a_warp_can_look_at() -> None:
+    sizes = ladder(10**9, steps=30)
+    assert len(sizes) == MOST_SIZES
+    assert sizes == tuple(sorted(set(sizes)))
+    assert sizes[-1] == 10**9
 
 
 def test_who_goes_on_stands_in_front_and_the_rest_points_nowhere() -> None:

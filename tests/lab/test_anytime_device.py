@@ -8,7 +8,7 @@ import gc
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Iterator, List, Sequence
+from typing import Iterator, List, Sequence, Union
 
 import pytest
 import torch
@@ -21,8 +21,10 @@ from narrowgauge_lab import torch_compat
 from narrowgauge_lab.anytime import conditional, device_exit
 from narrowgauge_lab.anytime.adaptive import Adaptive, adaptive
 from narrowgauge_lab.anytime.buckets import BucketedExits
-from narrowgauge_lab.anytime.conditional import SOURCE, Chain, DriverGraphs, chained, why_not
+from narrowgauge_lab.anytime.chains import Chain, Switches, chained, switched
+from narrowgauge_lab.anytime.conditional import SOURCE, DriverGraphs, why_no_switch, why_not
 from narrowgauge_lab.anytime.costs import exit_costs
+from narrowgauge_lab.anytime.decision_source import SOURCE_WITH_CONDITIONS
 from narrowgauge_lab.anytime.device_exit import (
     CapturedStages,
     ConditionalExits,
@@ -52,6 +54,18 @@ class Fake:
         told = (ctypes.c_bool * len(flags))(*flags)
         self.library.fake_script(ctypes.byref(self.flag), told, len(flags))
         chain.launch()
+        return self._ran()
+
+    def setting(self, made: Union[Chain, Switches], to: Sequence[int]) -> List[int]:
+        """Which pieces a launch runs, where each sets the condition of its cell to the next of
+        `to`, whatever that cell holds."""
+        handles = (ctypes.c_longlong * len(to))(*made._cells.tolist()[: len(to)])
+        values = (ctypes.c_uint * len(to))(*to)
+        self.library.fake_set(handles, values, len(to))
+        made.launch()
+        return self._ran()
+
+    def _ran(self) -> List[int]:
         pieces = (ctypes.c_size_t * 16)()
         return list(pieces[: self.library.fake_ran(pieces)])
 
@@ -122,6 +136,60 @@ def test_eight_exits_are_nested_seven_deep(fake: Fake, tmp_path: Path) -> None:
     assert fake.launched(chain, [True] * 5 + [False]) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize(
+    ("to", "ran"), [((1, 1), [11, 12, 13]), ((0, 1), [11]), ((1, 0), [11, 12])]
+)
+def test_pieces_may_set_the_conditions_themselves(
+    fake: Fake, tmp_path: Path, to: Sequence[int], ran: List[int]
+) -> None:
+    cells = torch.zeros(3, dtype=torch.int64)
+    chain = Chain(fake.graphs(tmp_path), pieces_of(11, 12, 13), None, cells)
+    assert cells[2] == 0
+    assert len(set(cells.tolist())) == 3
+    assert fake.setting(chain, to) == ran
+
+
+@pytest.mark.parametrize(
+    ("to", "ran"),
+    [
+        ((2, 0), [10, 23, 31]),
+        ((0, 1), [10, 21, 32]),
+        ((3, 0), [10]),
+        ((1,), [10, 22]),
+        ((), [10]),
+        ((1, 7), [10, 22]),
+    ],
+)
+def test_of_the_pieces_of_a_switch_the_one_runs_that_was_chosen(
+    fake: Fake, tmp_path: Path, to: Sequence[int], ran: List[int]
+) -> None:
+    fake.library.fake_version(12080)
+    cells = torch.zeros(2, dtype=torch.int64)
+    later = [pieces_of(21, 22, 23), pieces_of(31, 32)]
+    switches = Switches(fake.graphs(tmp_path), pieces_of(10)[0], later, cells)
+    assert fake.setting(switches, (1, 1)) == [10, 22, 32]
+    assert fake.setting(switches, to) == ran
+
+
+def test_a_driver_without_switches_refuses_them(fake: Fake, tmp_path: Path) -> None:
+    graphs, cells = fake.graphs(tmp_path), torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(DeviceError, match="cuGraphAddNode failed"):
+        Switches(graphs, pieces_of(1)[0], [pieces_of(2, 3)], cells)
+
+
+def test_a_handle_of_64_bits_fits_into_its_cell() -> None:
+    class Driver:
+        def __getattr__(self, name: str):
+            return {
+                "new_condition": lambda *given, **first: 2**64 - 2,
+                "add_switch": lambda *given: (5, [6]),
+            }.get(name, lambda *given: 1)
+
+    cells = torch.zeros(1, dtype=torch.int64)
+    Switches(Driver(), pieces_of(1)[0], [pieces_of(2)], cells)
+    assert cells.tolist() == [-2]
+
+
 def test_a_chain_lets_go_of_its_graph(fake: Fake, tmp_path: Path) -> None:
     before = fake.library.fake_alive()
     chain = chain_of(fake, tmp_path, 1, 2)
@@ -141,43 +209,79 @@ def test_what_the_driver_refuses_is_said_with_its_reason(
     assert error.value.why == "refused for a test"
 
 
+class Noted:
+    """What is asked of a driver."""
+
+    def __init__(self) -> None:
+        self.said: List[tuple] = []
+
+    def create(self) -> int:
+        return 100
+
+    def add_child(self, graph: int, after: Sequence[int], child: int) -> int:
+        self.said.append(("child", graph, list(after), child))
+        return child + 1
+
+    def new_condition(self, graph: int, at_first: int = -1) -> int:
+        self.said.append(("condition", graph, at_first))
+        return graph + 8
+
+    def add_setter(self, graph: int, after: Sequence[int], handle: int, flag: int) -> int:
+        self.said.append(("set", graph, list(after), handle, flag))
+        return graph + 7
+
+    def add_if(self, graph: int, after: Sequence[int], handle: int) -> int:
+        self.said.append(("if", graph, list(after), handle))
+        return graph + 100
+
+    def add_switch(self, graph: int, after: Sequence[int], handle: int, size: int):
+        self.said.append(("switch", graph, list(after), handle))
+        return graph + 9, [graph + 100 + place for place in range(size)]
+
+
 def test_nodes_are_put_in_order_with_the_bodies_inside_each_other() -> None:
-    said: List[tuple] = []
-
-    class Noted:
-        def create(self) -> int:
-            return 100
-
-        def add_child(self, graph: int, after: Sequence[int], child: int) -> int:
-            said.append(("child", graph, list(after), child))
-            return child + 1
-
-        def add_condition(self, graph: int, after: Sequence[int], flag: int):
-            said.append(("set", graph, list(after), flag))
-            return graph + 7, graph + 8
-
-        def add_if(self, graph: int, after: Sequence[int], handle: int) -> int:
-            said.append(("if", graph, list(after), handle))
-            return graph + 100
-
-    assert chained(Noted(), [10, 20], flag=5) == 100
-    assert said == [
+    noted = Noted()
+    assert chained(noted, [10, 20], flag=5) == (100, [108])
+    assert noted.said == [
         ("child", 100, [], 10),
-        ("set", 100, [11], 5),
+        ("condition", 100, -1),
+        ("set", 100, [11], 108, 5),
         ("if", 100, [107], 108),
         ("child", 200, [], 20),
     ]
 
 
+def test_a_condition_that_a_piece_sets_needs_no_node_of_its_own() -> None:
+    noted = Noted()
+    assert chained(noted, [10, 20], flag=5, by_cells=True) == (100, [108])
+    assert [said[0] for said in noted.said] == ["child", "condition", "if", "child"]
+    assert noted.said[2] == ("if", 100, [11], 108)
+
+
+def test_switches_stand_one_behind_another() -> None:
+    noted = Noted()
+    assert switched(noted, 10, [[20, 21], [30]]) == (100, [108, 108])
+    assert noted.said == [
+        ("child", 100, [], 10),
+        ("condition", 100, 2),
+        ("switch", 100, [11], 108),
+        ("child", 200, [], 20),
+        ("child", 201, [], 21),
+        ("condition", 100, 1),
+        ("switch", 100, [109], 108),
+        ("child", 200, [], 30),
+    ]
+
+
 @pytest.mark.parametrize("library", find_nvrtcs() or [None])
-def test_the_kernel_compiles_and_leaves_the_condition_to_the_driver(library: Path) -> None:
+@pytest.mark.parametrize("source", [SOURCE, SOURCE_WITH_CONDITIONS])
+def test_kernels_compile_and_leave_the_condition_to_the_driver(library: Path, source: str) -> None:
     if library is None:
         pytest.skip("no NVRTC is installed")
     compiler = Nvrtc(library)
     if compiler.version() < (12, 4) or not compiler.knows("8.0"):
         pytest.skip(f"{library} is older than conditional nodes")
-    code = compiler.compile(SOURCE, "go_on.cu", "8.0")
-    assert b"go_on" in code
+    code = compiler.compile(source, "kernels.cu", "8.0")
     assert b"cudaGraphSetConditional" in code
 
 
@@ -200,6 +304,9 @@ class TestWhyThereAreNone:
             torch.cuda, "CUDAGraph", SimpleNamespace(raw_cuda_graph=0), raising=False
         )
         assert why_not(CUDA, fake.path) == ""
+        assert why_no_switch(CUDA, fake.path) == "the driver is of CUDA 12.4, not 12.8"
+        fake.library.fake_version(12080)
+        assert why_no_switch(CUDA, fake.path) == ""
         fake.library.fake_version(12020)
         assert why_not(CUDA, fake.path) == "the driver is of CUDA 12.2, not 12.4"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Tuple
+
 import pytest
 import torch
 from exit_cases import Toy, fresh, require_mixed, splitting, toy
@@ -10,7 +12,7 @@ from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab import precision
 from narrowgauge_lab.anytime.adaptive import adaptive, masked
 from narrowgauge_lab.anytime.buckets import BucketedExits
-from narrowgauge_lab.anytime.conditional import why_not
+from narrowgauge_lab.anytime.conditional import why_no_switch, why_not
 from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
 from narrowgauge_lab.anytime.deadline import deadline, measure_stages
 from narrowgauge_lab.anytime.device_exit import (
@@ -48,6 +50,11 @@ def captured(net: Toy, x: torch.Tensor, policy: Policy) -> CapturedStages:
     return CapturedStages(net, x, policy, exit_costs(net, x[:1]))
 
 
+def both_ways(net: Toy, x: torch.Tensor, policy: Policy) -> Tuple[ConditionalExits, SteppedExits]:
+    """Each with stages of its own: those of the first set conditions of its graph."""
+    return ConditionalExits(captured(net, x, policy)), SteppedExits(captured(net, x, policy))
+
+
 def needs_nodes() -> None:
     lacking = why_not(CUDA)
     if lacking:
@@ -59,8 +66,7 @@ def needs_nodes() -> None:
 def test_device_and_host_decide_alike(text: str, batch: int) -> None:
     needs_nodes()
     net, policy = toy().cuda(), parse(text)
-    stages = captured(net, images(batch), policy)
-    device, host = ConditionalExits(stages), SteppedExits(stages)
+    device, host = both_ways(net, images(batch), policy)
     for seed in range(6):
         x = images(batch, seed)
         wanted = adaptive(net, x, policy)
@@ -79,9 +85,9 @@ def test_some_of_a_batch_leave_and_some_go_on_at_eight_exits(kind: str) -> None:
     wanted = adaptive(net, x, policy, costs)
     require_mixed(wanted.exits)
     # Captured with other images: `begin` makes a tensor of its own, which has to follow these.
-    stages = captured(net, images(16, seed=9), policy)
-    packed = BucketedExits(net, images(16, seed=9), policy, costs)
-    for way in (ConditionalExits(stages), SteppedExits(stages), packed):
+    other = images(16, seed=9)
+    packed = [BucketedExits(net, other, policy, costs, each) for each in (True, False)]
+    for way in (*both_ways(net, other, policy), *packed):
         for _ in range(2):
             got = way(x)
             assert got.exits.tolist() == wanted.exits.tolist()
@@ -93,9 +99,9 @@ def test_some_of_a_batch_leave_and_some_go_on_at_eight_exits(kind: str) -> None:
 def test_a_batch_that_leaves_in_the_middle_ends_there(batch: int) -> None:
     needs_nodes()
     net, policy = fresh(exits=8).cuda(), parse("margin:inf,inf,inf,0,inf,inf,inf")
-    stages = captured(net, images(batch), policy)
     x = images(batch, seed=5)
-    for way in (ConditionalExits(stages), SteppedExits(stages)):
+    packed = BucketedExits(net, images(batch), policy, exit_costs(net, x[:1]))
+    for way in (*both_ways(net, images(batch), policy), packed):
         got = way(x)
         assert got.exits.tolist() == [3] * batch
         assert torch.allclose(got.logits, net(x)[3], rtol=1e-3, atol=1e-4)
@@ -104,8 +110,7 @@ def test_a_batch_that_leaves_in_the_middle_ends_there(batch: int) -> None:
 def test_no_images_are_answered_with_none() -> None:
     needs_nodes()
     net, x = toy().cuda(), images(2)
-    stages = captured(net, x, parse("entropy:1"))
-    for way in (ConditionalExits(stages), SteppedExits(stages)):
+    for way in both_ways(net, x, parse("entropy:1")):
         got = way(x[:0])
         assert got.logits.shape == (0, 4)
         assert got.exits.tolist() == got.macs.tolist() == []
@@ -115,8 +120,7 @@ def test_the_device_really_stops() -> None:
     needs_nodes()
     net = Counting().cuda().eval()
     x = images(1)
-    stages = captured(net, x, parse("max-probability:0"))
-    exits = ConditionalExits(stages)
+    exits = ConditionalExits(captured(net, x, parse("max-probability:0")))
     net.runs.zero_()
     for _ in range(3):
         exits(x)
@@ -126,20 +130,48 @@ def test_the_device_really_stops() -> None:
     onward(x)
     assert net.runs.tolist() == [1, 1, 1]
     net.runs.zero_()
-    straight = all_stages(stages)
+    straight = all_stages(captured(net, x, parse("max-probability:0")))
+    net.runs.zero_()
     straight.launch()
     assert net.runs.tolist() == [1, 1, 1]
 
 
-class Counting(Toy):
-    """Counts on the device how often each stage ran there."""
+def test_the_device_chooses_how_many_are_computed() -> None:
+    lacking = why_no_switch(CUDA)
+    if lacking:
+        pytest.skip(lacking)
+    net, x = Counting(exits=8).cuda().eval(), images(40)
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.mul_(2.5)
+    for policy in (splitting(net, x, "margin"), parse("margin:inf,inf,0,inf,inf,inf,inf")):
+        costs = exit_costs(net, x[:1])
+        exits = BucketedExits(net, images(40, seed=9), policy, costs)
+        assert "the device chooses by conditional graph nodes, one kernel" in exits.description
+        for seed in (1, 5, 6, 1):
+            given = images(40, seed)
+            wanted = adaptive(net, given, policy, costs)
+            net.images.zero_()
+            got = exits(given)
+            assert got.exits.tolist() == wanted.exits.tolist()
+            assert got.macs.tolist() == wanted.macs.tolist()
+            assert torch.allclose(got.logits, wanted.logits, rtol=1e-3, atol=1e-4)
+            came = [int((wanted.exits >= number).sum()) for number in range(8)]
+            sizes = [min(size for size in exits.sizes if size >= each) for each in came if each]
+            assert net.images.tolist() == [40, *sizes[1:], *[0] * came.count(0)]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("runs", torch.zeros(3, dtype=torch.int64))
+
+class Counting(Toy):
+    """Counts on the device how often each stage ran there, and for how many images."""
+
+    def __init__(self, exits: int = 3) -> None:
+        super().__init__(exits)
+        self.register_buffer("runs", torch.zeros(exits, dtype=torch.int64))
+        self.register_buffer("images", torch.zeros(exits, dtype=torch.int64))
 
     def advance(self, exit: int, state: State, head: bool = True) -> Answer:
         self.runs[exit : exit + 1].add_(1)
+        self.images[exit : exit + 1].add_(state[0].shape[0])
         return super().advance(exit, state, head)
 
 

@@ -4,6 +4,7 @@ taking turns, beside torch's operators; and what is left to these, with the reas
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import shutil
 import subprocess
 from pathlib import Path
@@ -26,6 +27,7 @@ from fused_cases import (
     spoilt,
 )
 
+from narrowgauge_kernels.errors import KernelBuildError
 from narrowgauge_kernels.sparse.driver import Pointer
 from narrowgauge_kernels.sparse.errors import DeviceError
 from narrowgauge_kernels.sparse.nvrtc import Nvrtc, find_nvrtcs
@@ -33,7 +35,7 @@ from narrowgauge_lab.anytime import buckets, device_exit, fused
 from narrowgauge_lab.anytime.adaptive import Adaptive, adaptive
 from narrowgauge_lab.anytime.buckets import BucketedExits
 from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
-from narrowgauge_lab.anytime.decision_source import SOURCE
+from narrowgauge_lab.anytime.decision_source import SOURCE, SOURCE_WITH_CONDITIONS
 from narrowgauge_lab.anytime.device_exit import CapturedStages, SteppedExits
 from narrowgauge_lab.anytime.fused import Fused, Given, Launch, why_not
 from narrowgauge_lab.anytime.network import Answer, State
@@ -44,11 +46,9 @@ EMULATED = HERE.parent / "kernels" / "emulated"
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    """By a library of this machine."""
-    folder = tmp_path_factory.mktemp("fused")
-    (folder / "exit_decision.cuh").write_text(SOURCE)
+def compiled(folder: Path, source: str) -> ctypes.CDLL:
+    """The kernels for the CPU."""
+    (folder / "exit_decision.cuh").write_text(source)
     target = folder / "fused.so"
     command = ["g++", "-O1", "-std=c++14", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
     command += ["-Wno-unused-function", "-ffp-contract=off", "-shared", "-fPIC"]
@@ -58,8 +58,21 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    library = ctypes.CDLL(str(target))
+    return ctypes.CDLL(str(target))
 
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return compiled(tmp_path_factory.mktemp("fused"), SOURCE_WITH_CONDITIONS)
+
+
+@pytest.fixture(scope="module")
+def launch(library: ctypes.CDLL) -> Launch:
+    """By a library of this machine."""
+    return launching(library)
+
+
+def launching(library: ctypes.CDLL) -> Launch:
     def call(name: str, blocks: int, threads: int, given: Sequence[Given]) -> None:
         tensors = [each for each in given if not isinstance(each, int)]
         numbers = [each for each in given if isinstance(each, int)]
@@ -200,6 +213,7 @@ def test_spoilt_samples_are_packed_too_and_the_last_stage_packs_nobody(launch: L
     outcome, order = packed(policy, launch, logits, list(range(30)), 30)
     assert order.next_rest.tolist() == [*range(0, 30, 3), *[30] * 21]
     assert same(outcome.logits[:30], logits)
+    order = dataclasses.replace(order, sizes=torch.tensor([30]), cell=torch.tensor(0))
     before = [each.clone() for each in vars(order).values()]
     outcome = outcome_of(31, 10, CPU)
     macs = torch.arange(30).double()
@@ -256,12 +270,29 @@ def test_stages_that_a_kernel_ends_answer_as_the_plain_pass(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("by_kernel")
+def test_each_stage_sets_the_condition_of_its_own_cell(library: ctypes.CDLL) -> None:
+    net, x = fresh(exits=3), images(6)
+    policy = parse("margin:inf,0")
+    stages = CapturedStages(net, x, policy, exit_costs(net, x[:1]))
+    assert stages.cells is not None
+    assert stages.cells.tolist() == [0, 0, 0]
+    stages.cells[:2] = torch.tensor([11, 12])
+    for handle in (11, 12):
+        library.reset_condition(handle, 99)
+    state: State = ()
+    with torch.no_grad():
+        for number in range(3):
+            state = stages._stage(number, state, Memory())
+    assert [library.condition(handle) for handle in (11, 12)] == [1, 0]
+
+
+@pytest.mark.usefixtures("by_kernel")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pass_that_a_kernel_packs_answers_as_the_plain_one(kind: str) -> None:
     net, x = fresh(exits=8), images(19)
     policy, costs = splitting(net, x, kind), exit_costs(net, x[:1])
     exits = BucketedExits(net, images(19, seed=9), policy, costs)
-    assert exits.description.endswith(", one kernel decides")
+    assert ", one kernel decides; the device does not choose: " in exits.description
 
     def replay(number: int, size: int) -> None:
         with torch.no_grad():
@@ -278,6 +309,107 @@ def test_a_pass_that_a_kernel_packs_answers_as_the_plain_one(kind: str) -> None:
         wanted = adaptive(net, given, policy, costs)
         require_alike(exits(given), wanted)
     require_mixed(wanted.exits)
+
+
+def test_kernels_without_conditions_decide_the_same(tmp_path: Path) -> None:
+    plain = launching(compiled(tmp_path, SOURCE))
+    logits = logits_like(40, 10)
+    policy = gapped("margin", logits)
+    wanted = policy.leaves(1, logits, Memory())
+    assert decided(policy, plain, logits).tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("batch", [5, 200])
+@pytest.mark.parametrize("everybody", [False, True])
+def test_the_condition_of_a_cell_is_what_the_flag_is(
+    launch: Launch, library: ctypes.CDLL, batch: int, everybody: bool
+) -> None:
+    policy = parse(f"max-probability:{0 if everybody else 2}").for_exits(3)
+    assert isinstance(policy, Threshold)
+    kernel, cells = Fused(policy, COSTS, launch, CPU), torch.tensor([0, 5])
+    for cell, before in ((cells[0], 9), (cells[1], 9), (None, 7)):
+        library.reset_condition(5, before)
+        undecided, flag = torch.ones(batch, dtype=torch.bool), torch.tensor(everybody)
+        answer = Answer(logits_like(batch, 10), ())
+        kernel.decide(1, answer, outcome_of(batch, 10, CPU), undecided, flag, cell)
+        assert bool(flag) == (not everybody)
+        told = cell is not None and int(cell) == 5
+        assert library.condition(5) == (int(not everybody) if told else before)
+
+
+@pytest.mark.parametrize(
+    ("onward", "place"), [(0, 4), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (6, 3), (40, 3)]
+)
+def test_the_condition_of_a_packed_stage_is_the_smallest_size_that_holds_all(
+    launch: Launch, library: ctypes.CDLL, onward: int, place: int
+) -> None:
+    sizes = torch.tensor([1, 3, 5, 40])
+    logits = torch.zeros(40, 10)
+    logits[onward:, 0] = 9.0
+    policy = parse("max-probability:0.5").for_exits(3)
+    assert isinstance(policy, Threshold)
+    outcome, order = packed(policy, launch, logits, list(range(40)), 40)
+    for handle in (0, 6):
+        library.reset_condition(6, 99)
+        told = dataclasses.replace(order, sizes=sizes, cell=torch.tensor(handle))
+        kernel = Fused(policy, COSTS, launch, CPU)
+        kernel.pack(1, Answer(logits, ()), outcome, told)
+        assert int(told.count) == onward
+        assert library.condition(6) == (place if handle else 99)
+
+
+class Chosen:
+    """Stages that run as SWITCH nodes would have them run, and which of them did."""
+
+    def __init__(self, exits: BucketedExits, library: ctypes.CDLL) -> None:
+        self._exits, self._library = exits, library
+        self.ran: List[Tuple[int, int]] = []
+        exits._cells[:] = torch.arange(1, exits._cells.shape[0] + 1)
+
+    def launch(self) -> None:
+        sizes, cells = self._exits.sizes, self._exits._cells.tolist()
+        for handle in cells:
+            self._library.reset_condition(handle, len(sizes))
+        self.ran = []
+        self._run(0, len(sizes) - 1)
+        for number in range(1, len(cells)):
+            place = self._library.condition(cells[number - 1])
+            if place < len(sizes):
+                self._run(number, place)
+
+    def _run(self, number: int, place: int) -> None:
+        self.ran.append((number, self._exits.sizes[place]))
+        with torch.no_grad():
+            self._exits._stage(number, self._exits.sizes[place])
+
+
+@pytest.mark.usefixtures("by_kernel")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_device_chooses_the_smallest_size_that_holds_who_comes(
+    library: ctypes.CDLL, kind: str
+) -> None:
+    net, x = fresh(exits=8), images(19)
+    policy, costs = splitting(net, x, kind), exit_costs(net, x[:1])
+    exits = BucketedExits(net, images(19, seed=9), policy, costs)
+    chosen = Chosen(exits, library)
+    exits._switches = chosen  # type: ignore[assignment]
+    for given in (x, images(19, seed=5), x):
+        wanted = adaptive(net, given, policy, costs)
+        require_alike(exits(given), wanted)
+        came = [int((wanted.exits >= number).sum()) for number in range(8)]
+        ladder = [min(size for size in exits.sizes if size >= each) for each in came if each]
+        assert chosen.ran == list(enumerate([19, *ladder[1:]]))
+    require_mixed(wanted.exits)
+
+
+@pytest.mark.usefixtures("by_kernel")
+def test_stages_behind_one_that_all_leave_do_not_run(library: ctypes.CDLL) -> None:
+    net, policy = fresh(exits=8), parse("margin:inf,inf,0,inf,inf,inf,inf")
+    exits = BucketedExits(net, images(9), policy, exit_costs(net, images(1)))
+    chosen = Chosen(exits, library)
+    exits._switches = chosen  # type: ignore[assignment]
+    assert exits(images(9, seed=5)).exits.tolist() == [2] * 9
+    assert chosen.ran == [(0, 9), (1, 9), (2, 9)]
 
 
 class TestWhyTheOperatorsDecide:
@@ -303,7 +435,7 @@ class TestWhyTheOperatorsDecide:
                 assert ", torch's operators decide: " in said
 
     def test_where_it_cannot_be_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuses(device: torch.device) -> Launch:
+        def refuses(device: torch.device) -> Tuple[Launch, bool]:
             raise DeviceError("the driver refused", why="told")
 
         monkeypatch.setattr(fused, "driver_launch", refuses)
@@ -318,8 +450,11 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     record_graphs(monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("lacking", "source"), [("", SOURCE_WITH_CONDITIONS), ("an old driver", SOURCE)]
+)
 def test_a_launch_goes_to_the_current_stream_with_addresses_and_numbers(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lacking: str, source: str
 ) -> None:
     said: List[Any] = []
 
@@ -337,6 +472,7 @@ def test_a_launch_goes_to_the_current_stream_with_addresses_and_numbers(
             said.append(given)
 
     monkeypatch.setattr(fused, "CudaDriver", Driver)
+    monkeypatch.setattr(fused, "why_no_conditions", lambda device, library: lacking)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     streams = iter([11, 12])
     monkeypatch.setattr(
@@ -348,11 +484,12 @@ def test_a_launch_goes_to_the_current_stream_with_addresses_and_numbers(
         asked.append((source, arch))
         return tmp_path / "code.cubin"
 
-    start = fused.driver_launch(torch.device("cuda", 1), "libdriver.so", compile_for)
+    start, conditions = fused.driver_launch(torch.device("cuda", 1), "libdriver.so", compile_for)
+    assert conditions == (not lacking)
     tensor = torch.zeros(3)
     start("decide", 2, 128, [tensor, None, 7])
     start("pack", 1, 32, [])
-    assert asked == [(SOURCE, "9.0")]
+    assert asked == [(source, "9.0")]
     numbers = [Pointer(tensor.data_ptr()), Pointer(0), 7]
     assert said == [
         "libdriver.so", 1,
@@ -361,26 +498,54 @@ def test_a_launch_goes_to_the_current_stream_with_addresses_and_numbers(
     ]  # fmt: skip
 
 
+def test_a_compiler_older_than_conditions_makes_kernels_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(fused, "CudaDriver", lambda library: SimpleNamespace(
+        make_current=lambda device: None, function=lambda *given: None))  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    monkeypatch.setattr(fused, "why_no_conditions", lambda device, library: "")
+    asked: List[str] = []
+
+    def compile_for(source: str, arch: str) -> Path:
+        asked.append(source)
+        if source == SOURCE_WITH_CONDITIONS or len(asked) > 2:
+            raise KernelBuildError("a kernel does not compile", why="unresolved extern function")
+        return tmp_path / "code.cubin"
+
+    device = torch.device("cuda", 1)
+    assert not fused.driver_launch(device, "libdriver.so", compile_for)[1]
+    assert asked == [SOURCE_WITH_CONDITIONS, SOURCE]
+    with pytest.raises(KernelBuildError):
+        fused.driver_launch(device, "libdriver.so", compile_for)
+
+
+@pytest.mark.parametrize("source", [SOURCE, SOURCE_WITH_CONDITIONS])
 @pytest.mark.parametrize("arch", ["7.0", "8.0", "9.0"])
 @pytest.mark.parametrize("library", find_nvrtcs() or [None])
-def test_the_kernels_compile(library: Path, arch: str) -> None:
+def test_the_kernels_compile(library: Path, arch: str, source: str) -> None:
     if library is None:
         pytest.skip("no NVRTC is installed")
     compiler = Nvrtc(library)
     if not compiler.knows(arch):
         pytest.skip(f"{library} makes nothing for {arch}")
-    code = compiler.compile(SOURCE, "decision.cu", arch)
+    if source == SOURCE_WITH_CONDITIONS and compiler.version() < (12, 4):
+        pytest.skip(f"{library} is older than conditional nodes")
+    code = compiler.compile(source, "decision.cu", arch)
     for name in (b"decide", b"pack"):
         assert b".text." + name in code
 
 
+@pytest.mark.parametrize("text", [SOURCE, SOURCE_WITH_CONDITIONS])
 @pytest.mark.parametrize("arch", ["80", "90"])
-def test_the_kernels_compile_with_nvcc_without_a_warning(tmp_path: Path, arch: str) -> None:
+def test_the_kernels_compile_with_nvcc_without_a_warning(
+    tmp_path: Path, arch: str, text: str
+) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("nvcc is not installed")
     source, target = tmp_path / "decision.cu", tmp_path / "code.cubin"
-    source.write_text(SOURCE)
+    source.write_text(text)
     command = [nvcc, "-std=c++14", "-cubin", "-Werror=all-warnings", "-o", str(target)]
     command += [f"-gencode=arch=compute_{arch},code=sm_{arch}", str(source)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -1,27 +1,33 @@
 """Compaction on a GPU without its launches: stages captured for a ladder of batch sizes.
 
 Launch by launch, what a batch of 256 saves by getting smaller is less than what the host needs to
-launch a stage of a small network. So each stage is captured for eighths of the batch; the device
-packs who goes on to the front of the next stage's input, and the host reads how many they are and
-replays the smallest size that holds them. Rows beyond are computed and go nowhere.
+launch a stage of a small network. So each stage is captured for eighths of the batch, and halves of
+the smallest; the device packs who goes on to the front of the next stage's input, and the smallest
+size that holds them runs. Rows beyond are computed and go nowhere.
+
+Which size that is the device knows: each stage is a SWITCH node of one graph, whose condition the
+kernel that packs sets. Without such nodes or that kernel the host reads how many come, and replays.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 
 from narrowgauge_contract.errors import BadValueError
+from narrowgauge_kernels.errors import KernelsError
 from narrowgauge_lab.anytime.adaptive import (
     Adaptive,
     require_capturable,
     stage_macs,
 )
+from narrowgauge_lab.anytime.chains import Switches
+from narrowgauge_lab.anytime.conditional import DriverGraphs, why_no_switch
 from narrowgauge_lab.anytime.costs import ExitCosts
-from narrowgauge_lab.anytime.device_exit import warmed_up
-from narrowgauge_lab.anytime.fused import Order, Outcome, fused_or_why
+from narrowgauge_lab.anytime.device_exit import new_graph, warmed_up
+from narrowgauge_lab.anytime.fused import MOST_SIZES, Order, Outcome, fused_or_why
 from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State
 from narrowgauge_lab.anytime.policies import Memory, Policy
 from narrowgauge_lab.graphs import capture_or_say
@@ -30,12 +36,19 @@ __all__ = ["BucketedExits", "Packed", "ladder"]
 
 _STEPS = 8
 _WARM_UP = 2
-_HOW = "compaction by captured batch sizes, one host read for each exit"
+_BY_DEVICE = "compaction by captured batch sizes, the device chooses by conditional graph nodes"
+_BY_HOST = "compaction by captured batch sizes, one host read for each exit"
 
 
 def ladder(batch: int, steps: int = _STEPS) -> Tuple[int, ...]:
-    """Ascending sizes, the last of which is the batch: its eighths, rounded up."""
-    return tuple(sorted({-(-batch * step // steps) for step in range(1, steps + 1)}))
+    """Ascending sizes, the last of which is the batch: its eighths, rounded up, and halves of the
+    smallest down to 1; at most `MOST_SIZES`, of which the smallest are left out."""
+    sizes = {-(-batch * step // steps) for step in range(1, steps + 1)}
+    small = min(sizes)
+    while small > 1:
+        small = -(-small // 2)
+        sizes.add(small)
+    return tuple(sorted(sizes)[-MOST_SIZES:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +86,18 @@ class BucketedExits:
     """A pass with compaction, by captured stages. Raises what CapturedStages raises, BadValueError
     for a batch of none among it.
 
-    A call answers in tensors that the next call overwrites. `description` is for the record.
+    A call answers in tensors that the next call overwrites, without waiting where the device
+    chooses, which it does where it can unless `by_device` is false. `description`, for the record,
+    says which way it is and why not the other.
     """
 
     def __init__(
-        self, net: AnytimeNetwork, images: torch.Tensor, policy: Policy, costs: ExitCosts
+        self,
+        net: AnytimeNetwork,
+        images: torch.Tensor,
+        policy: Policy,
+        costs: ExitCosts,
+        by_device: bool = True,
     ) -> None:
         require_capturable(net, images)
         self._net, self._policy, self._costs = net, policy.for_exits(net.exits), costs
@@ -89,12 +109,18 @@ class BucketedExits:
         self._count = torch.zeros((), dtype=torch.int64, device=device)
         self._place = torch.zeros(rows, dtype=torch.int64, device=device)
         self.sizes = ladder(self._batch)
+        self._sizes = torch.tensor(self.sizes, dtype=torch.int64, device=device)
+        self._cells = torch.zeros(net.exits, dtype=torch.int64, device=device)
         with torch.no_grad():
             self._inputs, self._logits = self._buffers()
             everybody = self._logits[: self._batch]
             self._fused, decides = fused_or_why(self._policy, costs, everybody)
-            self.description = f"{_HOW}, {decides}"
             self._graphs = self._captured(torch.cuda.Stream(device))
+        found = self._switched(device) if by_device else (None, "it was not asked to")
+        self._switches, why = found
+        self.description = f"{_BY_HOST if why else _BY_DEVICE}, {decides}"
+        if why:
+            self.description += f"; the device does not choose: {why}"
 
     def __call__(self, images: torch.Tensor) -> Adaptive:
         """Of a batch as large as the one that was captured; else BadValueError."""
@@ -106,17 +132,42 @@ class BucketedExits:
             )
         self._images.copy_(images)
         self._macs.zero_()
+        if self._switches is not None:
+            self._switches.launch()
+        else:
+            self._step()
+        batch = self._batch
+        return Adaptive(self._logits[:batch], self._exits[:batch], self._macs[:batch])
+
+    def _step(self) -> None:
+        """The host goes from stage to stage."""
         coming = self._batch
-        for number, graphs in enumerate(self._graphs):
-            place = next(place for place, size in enumerate(self.sizes) if size >= coming)
-            graphs[place if number else 0].replay()
+        for number in range(len(self._graphs)):
+            self.graph_for(number, coming).replay()
             if number == len(self._graphs) - 1:
                 break
             coming = int(self._count.item())
             if not coming:
                 break
-        batch = self._batch
-        return Adaptive(self._logits[:batch], self._exits[:batch], self._macs[:batch])
+
+    def graph_for(self, number: int, coming: int) -> torch.cuda.CUDAGraph:
+        """What runs of a stage for so many images, at least one. Where the device chooses it is not
+        to be replayed."""
+        place = next(place for place, size in enumerate(self.sizes) if size >= coming)
+        return self._graphs[number][place if number else 0]
+
+    def _switched(self, device: torch.device) -> Tuple[Optional[Switches], str]:
+        """All stages as one graph; or why the device cannot choose."""
+        why = why_no_switch(device)
+        if self._fused is None or not self._fused.sets_conditions:
+            why = why or "nothing here sets a condition"
+        if why:
+            return None, why
+        first, later = self._graphs[0][0], self._graphs[1:]
+        try:
+            return Switches(DriverGraphs(device), first, later, self._cells), ""
+        except KernelsError as error:
+            return None, f"{error.what}: {error.why}"
 
     def _buffers(self) -> Tuple[List[Packed], torch.Tensor]:
         """Input of each stage, as large as it can be, and of the logits, by a pass of all."""
@@ -149,7 +200,7 @@ class BucketedExits:
         for number, each in enumerate(sizes):
             made.append([])
             for size in each:
-                graph = torch.cuda.CUDAGraph()
+                graph = new_graph()
                 said = capture_or_say(
                     f"stage {number} of the network for {size} images",
                     "adaptive() captures nothing",
@@ -172,9 +223,8 @@ class BucketedExits:
         outcome = Outcome(self._logits, self._exits, self._macs)
         onward = self._inputs[min(number + 1, self._net.exits - 1)]
         place = self._place[:size]
-        self._fused.pack(
-            number, answer, outcome, Order(given.rest, onward.rest, place, self._count)
-        )
+        order = Order(given.rest, onward.rest, place, self._count, self._sizes, self._cells[number])
+        self._fused.pack(number, answer, outcome, order)
         if number < self._net.exits - 1:
             onward.put(answer.state, (), place)
 

@@ -1,17 +1,18 @@
-"""Captured pieces of work that run one after another as long as a flag on the device says so.
+"""Captured pieces of work that the device goes through or leaves out, without asking the host.
 
-CUDA's conditional graph nodes (CUDA 12.4; "Conditional Graph Nodes" in the CUDA programming guide):
-after each piece a kernel of one thread reads the flag and sets the condition of an IF node, whose
-body holds the next piece and its own IF node. The host launches one graph and reads nothing.
+CUDA's conditional graph nodes ("Conditional Graph Nodes" in the CUDA programming guide): the body
+of an IF node (CUDA 12.4) holds the next piece and its own IF node; of the bodies of a SWITCH node
+(CUDA 12.8) the one runs whose number the condition is. A kernel inside of a piece sets the
+condition itself, by the handle that it finds in a cell of device memory; or a kernel of one thread
+behind the piece sets it to a flag. The host launches one graph and reads nothing.
 
-torch captures the pieces, and hands them out since 2.8; the chain is put together with the driver
+torch captures the pieces, and hands them out since 2.8; the graph is put together with the driver
 by ctypes, as torch's own conditional nodes are younger than that.
 """
 
 from __future__ import annotations
 
 import ctypes
-import weakref
 from pathlib import Path
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
@@ -21,22 +22,25 @@ from narrowgauge_kernels.sparse.compiling import compile_source
 from narrowgauge_kernels.sparse.driver import CudaDriver
 from narrowgauge_kernels.sparse.errors import DeviceError
 
-__all__ = ["SOURCE", "Chain", "DriverGraphs", "chained", "why_not"]
+__all__ = ["DECLARED", "SOURCE", "DriverGraphs", "why_no_switch", "why_not"]
 
 #: NVRTC knows no header of the device runtime; nvcc has read it. The driver resolves the name.
-SOURCE = """\
+DECLARED = """\
 #ifdef __CUDACC_RTC__
 extern "C" __device__ void cudaGraphSetConditional(unsigned long long handle, unsigned int value);
 #endif
-extern "C" __global__ void go_on(unsigned long long handle, const bool* flag)
-{
+"""
+SOURCE = f"""\
+{DECLARED}extern "C" __global__ void go_on(unsigned long long handle, const bool* flag)
+{{
     cudaGraphSetConditional(handle, *flag ? 1u : 0u);
-}
+}}
 """
 _KERNEL = "go_on"
 _CONDITIONAL = 13  # CU_GRAPH_NODE_TYPE_CONDITIONAL
-_IF = 0  # CU_GRAPH_COND_TYPE_IF
-_NEEDED_CUDA = 12040
+_IF, _SWITCH = 0, 2  # CU_GRAPH_COND_TYPE_IF, CU_GRAPH_COND_TYPE_SWITCH
+_ASSIGN_DEFAULT = 1  # CU_GRAPH_COND_ASSIGN_DEFAULT
+_NEEDED_CUDA, _NEEDED_FOR_SWITCH = 12040, 12080
 _NODE_BYTES = 256  # sizeof(CUgraphNodeParams)
 
 Compile = Callable[[str, str], Path]
@@ -72,6 +76,15 @@ class _Kernel(ctypes.Structure):
 
 def why_not(device: torch.device, library: str = "libcuda.so.1") -> str:
     """Why there are no conditional nodes on this device; empty where there are."""
+    return _lacking(device, library, _NEEDED_CUDA)
+
+
+def why_no_switch(device: torch.device, library: str = "libcuda.so.1") -> str:
+    """Why there are no SWITCH nodes on this device; empty where there are."""
+    return _lacking(device, library, _NEEDED_FOR_SWITCH)
+
+
+def _lacking(device: torch.device, library: str, needed: int) -> str:
     if device.type != "cuda":
         return f"a {device.type} has no CUDA graphs"
     if not hasattr(getattr(torch.cuda, "CUDAGraph", None), "raw_cuda_graph"):
@@ -81,11 +94,13 @@ def why_not(device: torch.device, library: str = "libcuda.so.1") -> str:
     except OSError as error:
         return f"the CUDA driver is not here: {error}"
     version = ctypes.c_int()
-    if driver.cuDriverGetVersion(ctypes.byref(version)) != 0 or version.value < _NEEDED_CUDA:
-        return (
-            f"the driver is of CUDA {version.value // 1000}.{version.value % 1000 // 10}, not 12.4"
-        )
+    if driver.cuDriverGetVersion(ctypes.byref(version)) != 0 or version.value < needed:
+        return f"the driver is of CUDA {_version(version.value)}, not {_version(needed)}"
     return ""
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 class DriverGraphs:
@@ -126,15 +141,20 @@ class DriverGraphs:
         )  # fmt: skip
         return _address(node)
 
-    def add_condition(self, graph: int, after: Sequence[int], flag: int) -> Tuple[int, int]:
-        """A node that sets a new condition of `graph` to the flag (bool, at this address), and the
-        condition's handle."""
+    def new_condition(self, graph: int, at_first: Optional[int] = None) -> int:
+        """The handle of a condition of `graph`; `at_first`: what it is at the start of each run,
+        where nothing sets it."""
         handle = ctypes.c_uint64()
         self._check(
             "cuGraphConditionalHandleCreate", ctypes.byref(handle), ctypes.c_void_p(graph),
-            self._context, ctypes.c_uint(0), ctypes.c_uint(0),
+            self._context, ctypes.c_uint(at_first or 0),
+            ctypes.c_uint(0 if at_first is None else _ASSIGN_DEFAULT),
         )  # fmt: skip
-        values = (handle, ctypes.c_uint64(flag))
+        return int(handle.value)
+
+    def add_setter(self, graph: int, after: Sequence[int], handle: int, flag: int) -> int:
+        """A node that sets a condition to the flag (bool, at this address)."""
+        values = (ctypes.c_uint64(handle), ctypes.c_uint64(flag))
         places = (ctypes.c_void_p * len(values))(
             *(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values)
         )
@@ -146,18 +166,30 @@ class DriverGraphs:
             "cuGraphAddKernelNode", ctypes.byref(node), *_placed(graph, after),
             ctypes.byref(parameters),
         )  # fmt: skip
-        return _address(node), int(handle.value)
+        return _address(node)
 
     def add_if(self, graph: int, after: Sequence[int], handle: int) -> int:
         """The empty body of a new IF node with this condition."""
+        return self._conditional(graph, after, handle, _IF, 1)[1][0]
+
+    def add_switch(
+        self, graph: int, after: Sequence[int], handle: int, size: int
+    ) -> Tuple[int, List[int]]:
+        """A new SWITCH node with this condition, and its empty bodies: that of the condition's
+        number runs, and none where there is no such number."""
+        return self._conditional(graph, after, handle, _SWITCH, size)
+
+    def _conditional(
+        self, graph: int, after: Sequence[int], handle: int, kind: int, size: int
+    ) -> Tuple[int, List[int]]:
         parameters = _Conditional(
-            type=_CONDITIONAL, handle=handle, kind=_IF, size=1, context=self._context
+            type=_CONDITIONAL, handle=handle, kind=kind, size=size, context=self._context
         )
         node = ctypes.c_void_p()
         self._check(
             "cuGraphAddNode", ctypes.byref(node), *_placed(graph, after), ctypes.byref(parameters)
         )
-        return int(parameters.bodies[0])
+        return _address(node), [int(parameters.bodies[place]) for place in range(size)]
 
     def instantiate(self, graph: int) -> int:
         """The executable graph."""
@@ -185,46 +217,6 @@ class DriverGraphs:
         self._library.cuGetErrorString(ctypes.c_int(code), ctypes.byref(text))
         reason = (text.value or b"unknown error").decode()
         raise DeviceError(f"{name} failed with {code}", why=reason)
-
-
-def chained(graphs: DriverGraphs, pieces: Sequence[int], flag: int) -> int:
-    """A graph that runs the first piece, and each next one if the flag was set when the one before
-    it had run; with a flag of 0, all of them."""
-    graph = body = graphs.create()
-    after: List[int] = []
-    for number, piece in enumerate(pieces):
-        node = graphs.add_child(body, after, piece)
-        after = [node]
-        if flag and number < len(pieces) - 1:
-            condition, handle = graphs.add_condition(body, after, flag)
-            body, after = graphs.add_if(body, [condition], handle), []
-    return graph
-
-
-class Chain:
-    """A chain, ready to be launched. `pieces` are torch's captured graphs (kept, so that they can
-    be handed out), `flag` a bool on the device, or None to run all of them always.
-
-    Holds the pieces: they own the memory that their copies work in.
-    """
-
-    def __init__(
-        self,
-        graphs: DriverGraphs,
-        pieces: Sequence[torch.cuda.CUDAGraph],
-        flag: Optional[torch.Tensor],
-    ) -> None:
-        self._graphs, self._pieces, self._flag = graphs, tuple(pieces), flag
-        raw = [piece.raw_cuda_graph() for piece in pieces]
-        graph = chained(graphs, raw, flag.data_ptr() if flag is not None else 0)
-        self._executable = graphs.instantiate(graph)
-        # At the interpreter's end the driver may be gone before this is.
-        self._end = weakref.finalize(self, graphs.destroy, graph, self._executable)
-        self._end.atexit = False
-
-    def launch(self) -> None:
-        """On torch's current stream."""
-        self._graphs.launch(self._executable, torch.cuda.current_stream().cuda_stream)
 
 
 def _placed(graph: int, after: Sequence[int]) -> Tuple[Any, Any, ctypes.c_size_t]:

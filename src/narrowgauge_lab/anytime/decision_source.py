@@ -1,22 +1,31 @@
 """CUDA code of what follows a stage: is each sample sure, what does it leave, who goes on.
 
 `decide` leaves samples where they are, `pack` moves those who go on to the front. Both do what
-torch's operators do in their order of rounding (policies.py), but for the order of sums.
+torch's operators do in their order of rounding (policies.py), but for the order of sums. Where
+there are conditional graph nodes they set the condition of the one behind their stage, if its
+handle is in the cell that they are given.
 """
 
 from __future__ import annotations
 
-__all__ = ["DECIDE", "DECIDE_THREADS", "KINDS", "MOST_SAMPLES", "PACK", "SOURCE"]
+from narrowgauge_lab.anytime.conditional import DECLARED
+
+__all__ = [
+    "DECIDE", "DECIDE_THREADS", "KINDS", "MOST_SAMPLES", "MOST_SIZES", "PACK", "SOURCE",
+    "SOURCE_WITH_CONDITIONS",
+]  # fmt: skip
 
 DECIDE, PACK = "decide", "pack"
 #: Threads of a block of `decide`; several blocks where a batch has more samples than they hold.
 DECIDE_THREADS = 128
 #: `pack` is one block with a thread for each sample.
 MOST_SAMPLES = 1024
+#: Of a ladder that `pack` chooses from: a lane of a warp looks at each.
+MOST_SIZES = 32
 #: What policies call their measures, by the number that the kernels know them by.
 KINDS = ("entropy", "max-probability", "margin")
 
-SOURCE = """\
+_BODY = """\
 #define EVERYBODY 0xffffffffu
 
 enum Kind { kEntropy, kMaxProbability, kMargin };
@@ -99,15 +108,30 @@ static __device__ double cost_of(
     return each != nullptr ? each[sample] : __hiloint2double((int)high, (int)low);
 }
 
+// cell: of the handle of a condition, 0 for none; or null. Read early, as it is needed at the end.
+static __device__ unsigned long long handle_in(const unsigned long long* cell)
+{
+    return cell == nullptr ? 0 : *cell;
+}
+
+static __device__ void set_condition(unsigned long long handle, unsigned int value)
+{
+    if (handle != 0) {
+        SET_CONDITION(handle, value);
+    }
+}
+
 // logits and kept: [batch, classes]. each: MACs of every sample, or null and one number for all.
 // turn: 0 before and after; blocks count themselves in its low half, those with somebody who goes
-// on in its high half.
+// on in its high half. The condition of `cell` is whether anybody goes on, as the flag.
 extern "C" __global__ void __launch_bounds__(128) decide(
     const float* logits, float* kept, long long* exits, double* macs, bool* undecided, bool* flag,
-    unsigned int* turn, const double* each, unsigned int batch, unsigned int classes,
-    unsigned int lanes, unsigned int kind, unsigned int limit, unsigned int scale,
-    unsigned int macs_low, unsigned int macs_high, unsigned int stage, unsigned int last)
+    unsigned int* turn, const double* each, const unsigned long long* cell, unsigned int batch,
+    unsigned int classes, unsigned int lanes, unsigned int kind, unsigned int limit,
+    unsigned int scale, unsigned int macs_low, unsigned int macs_high, unsigned int stage,
+    unsigned int last)
 {
+    const unsigned long long condition = handle_in(cell);
     const Rule rule = {kind, __uint_as_float(limit), __uint_as_float(scale)};
     const unsigned int lane = threadIdx.x % lanes;
     const unsigned int sample = (blockIdx.x * blockDim.x + threadIdx.x) / lanes;
@@ -135,27 +159,32 @@ extern "C" __global__ void __launch_bounds__(128) decide(
     }
     if (gridDim.x == 1) {
         *flag = any;
+        set_condition(condition, any);
         return;
     }
     const unsigned int before = atomicAdd(turn, any ? 0x10001u : 1u);
     if ((before & 0xffffu) == gridDim.x - 1) {
         *flag = any || before > 0xffffu;
         *turn = 0;
+        set_condition(condition, any || before > 0xffffu);
     }
 }
 
 // One block, of `size` threads at least. Row r is sample rest[r]; `batch` there is nobody.
 // place: where in front each row goes, `batch` if nowhere; next_rest [batch + 1]: who then stands
-// where; count: how many.
+// where; count: how many. The condition of `cell` is the place of the first of `steps` ascending
+// sizes that holds them all, or `steps` where nobody goes on.
 extern "C" __global__ void __launch_bounds__(1024) pack(
     const float* logits, float* kept, long long* exits, double* macs, const double* each,
     const long long* rest, long long* next_rest, long long* place, long long* count,
-    unsigned int size, unsigned int batch, unsigned int classes, unsigned int lanes,
+    const long long* sizes, const unsigned long long* cell, unsigned int size, unsigned int batch,
+    unsigned int classes, unsigned int lanes,
     unsigned int kind, unsigned int limit, unsigned int scale, unsigned int macs_low,
-    unsigned int macs_high, unsigned int stage, unsigned int last)
+    unsigned int macs_high, unsigned int stage, unsigned int last, unsigned int steps)
 {
     __shared__ bool goes_on[1024];
     __shared__ unsigned int found[32];
+    const unsigned long long condition = handle_in(cell);
     const Rule rule = {kind, __uint_as_float(limit), __uint_as_float(scale)};
     const unsigned int thread = threadIdx.x, lane = thread % lanes, groups = blockDim.x / lanes;
     for (unsigned int base = 0; base < size; base += groups) {
@@ -200,8 +229,19 @@ extern "C" __global__ void __launch_bounds__(1024) pack(
     for (unsigned int i = total + thread; i <= batch; i += blockDim.x) {
         next_rest[i] = batch;
     }
+    const bool small = thread < steps && (unsigned long long)sizes[thread] < total;
+    const unsigned int smaller = __popc(__ballot_sync(EVERYBODY, small));
     if (thread == 0) {
         *count = total;
+        set_condition(condition, total != 0 ? smaller : steps);
     }
 }
 """
+
+SOURCE = f"""\
+#define SET_CONDITION(handle, value) ((void)(handle), (void)(value))
+{_BODY}"""
+#: For GPUs with conditional nodes: the driver resolves the name.
+SOURCE_WITH_CONDITIONS = f"""\
+{DECLARED}#define SET_CONDITION(handle, value) cudaGraphSetConditional(handle, value)
+{_BODY}"""

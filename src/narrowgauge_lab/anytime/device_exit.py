@@ -8,7 +8,7 @@ sample keeps the answer of the exit at which it would have left.
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple, Union
+from typing import Any, List, Optional, Tuple, Union
 
 import torch
 
@@ -23,7 +23,8 @@ from narrowgauge_lab.anytime.adaptive import (
     require_eval,
     stage_macs,
 )
-from narrowgauge_lab.anytime.conditional import Chain, DriverGraphs, why_not
+from narrowgauge_lab.anytime.chains import Chain
+from narrowgauge_lab.anytime.conditional import DriverGraphs, why_not
 from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
 from narrowgauge_lab.anytime.fused import Outcome, fused_or_why
 from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State
@@ -32,7 +33,7 @@ from narrowgauge_lab.graphs import CaptureError, capture_or_say
 
 __all__ = [
     "CapturedStages", "ConditionalExits", "EagerExits", "Exits", "SteppedExits", "all_stages",
-    "make_exits", "warmed_up",
+    "make_exits", "new_graph", "warmed_up",
 ]  # fmt: skip
 
 #: Passes before the capture: libraries choose algorithms and make workspaces.
@@ -43,7 +44,9 @@ class CapturedStages:
     """The stages of a network in eval mode, each in a CUDA graph, for batches like `images`.
 
     What they leave is in `logits`, `exits`, `macs` (see Adaptive) and `flag`, a bool: whether
-    anybody goes on. `decides` says what the policy is there, one kernel or torch's operators.
+    anybody goes on. `decides` says what the policy is there, one kernel or torch's operators. A
+    kernel also sets the conditions whose handles are in `cells`, int64, one for each exit but the
+    last; where nothing does there are no cells.
     Raises CaptureError for a network that does what cannot be captured, NotApplicableError where
     there are no CUDA graphs, and BadValueError for no images.
     """
@@ -58,11 +61,14 @@ class CapturedStages:
         self.exits = torch.zeros(batch, dtype=torch.int64, device=device)
         self.macs = torch.zeros(batch, dtype=torch.float64, device=device)
         self.flag = torch.ones((), dtype=torch.bool, device=device)
+        self.cells: Optional[torch.Tensor] = None
         self._undecided = torch.ones(batch, dtype=torch.bool, device=device)
         with torch.no_grad():
             logits = net.advance(0, net.begin(self.images)).logits
             self.logits = torch.zeros_like(logits, memory_format=torch.contiguous_format)
             self._fused, self.decides = fused_or_why(self._policy, costs, self.logits)
+            if self._fused is not None and self._fused.sets_conditions:
+                self.cells = torch.zeros(net.exits, dtype=torch.int64, device=device)
             self.graphs = self._captured(torch.cuda.Stream(device))
 
     def load(self, images: torch.Tensor) -> None:
@@ -99,7 +105,7 @@ class CapturedStages:
         state, memory = (), Memory()
         made: List[torch.cuda.CUDAGraph] = []
         for number in range(self._net.exits):
-            graph = _new_graph()
+            graph = new_graph()
             way_out = "the passes run without graphs: device_exit.EagerExits"
             said = capture_or_say(f"stage {number} of the network", way_out)
             with said, torch.cuda.graph(graph, pool=pool, stream=stream):
@@ -117,7 +123,8 @@ class CapturedStages:
             self._by_operators(number, answer, memory)
         else:
             outcome = Outcome(self.logits, self.exits, self.macs)
-            self._fused.decide(number, answer, outcome, self._undecided, self.flag)
+            cell = self.cells[number] if self.cells is not None else None
+            self._fused.decide(number, answer, outcome, self._undecided, self.flag, cell)
         return answer.state
 
     def _by_operators(self, number: int, answer: Answer, memory: Memory) -> None:
@@ -135,7 +142,10 @@ class CapturedStages:
 
 
 class ConditionalExits:
-    """The device decides. Raises NotApplicableError, saying why, where it cannot."""
+    """The device decides. Raises NotApplicableError, saying why, where it cannot.
+
+    The stages are its own from then on: what decides in them sets conditions of its graph.
+    """
 
     def __init__(self, stages: CapturedStages) -> None:
         device = stages.images.device
@@ -144,7 +154,7 @@ class ConditionalExits:
             raise NotApplicableError("no conditional graph nodes here", why=lacking)
         self.description = f"conditional graph node, {stages.decides}"
         self._stages = stages
-        self._chain = Chain(DriverGraphs(device), stages.graphs, stages.flag)
+        self._chain = Chain(DriverGraphs(device), stages.graphs, stages.flag, stages.cells)
 
     def __call__(self, images: torch.Tensor) -> Adaptive:
         """In tensors that the next call overwrites; nothing is waited for. Of no images, empty."""
@@ -231,7 +241,7 @@ def warmed_up(device: torch.device) -> None:
     torch_compat.clear_cublas_workspaces()
 
 
-def _new_graph() -> Any:
+def new_graph() -> Any:
     """One that can be handed out after its capture, where torch can (2.8)."""
     if hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
         return torch.cuda.CUDAGraph(keep_graph=True)

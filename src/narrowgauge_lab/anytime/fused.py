@@ -18,24 +18,27 @@ from typing import Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
-from narrowgauge_kernels.errors import KernelsError
+from narrowgauge_kernels.errors import KernelBuildError, KernelsError
 from narrowgauge_kernels.sparse.compiling import compile_source
 from narrowgauge_kernels.sparse.driver import Argument, CudaDriver, Pointer
+from narrowgauge_lab.anytime.conditional import why_not as why_no_conditions
 from narrowgauge_lab.anytime.costs import ExitCosts
 from narrowgauge_lab.anytime.decision_source import (
     DECIDE,
     DECIDE_THREADS,
     KINDS,
     MOST_SAMPLES,
+    MOST_SIZES,
     PACK,
     SOURCE,
+    SOURCE_WITH_CONDITIONS,
 )
 from narrowgauge_lab.anytime.network import Answer
 from narrowgauge_lab.anytime.policies import Entropy, Margin, MaxProbability, Policy, Threshold
 
 __all__ = [
-    "BY_KERNEL", "Fused", "Given", "Launch", "Order", "Outcome", "driver_launch", "fused_or_why",
-    "why_not",
+    "BY_KERNEL", "MOST_SIZES", "Fused", "Given", "Launch", "Order", "Outcome", "driver_launch",
+    "fused_or_why", "why_not",
 ]  # fmt: skip
 
 #: What records say of who decides.
@@ -63,20 +66,35 @@ class Outcome:
 class Order:
     """Who comes to a stage and where those who go on are put: `rest` [n] int64, the sample of each
     row (the batch's size is nobody); and what is written, `next_rest` [batch + 1] int64 in order,
-    `place` [n or more] int64, in front or the batch's size for nowhere, `count` int64 []."""
+    `place` [n or more] int64, in front or the batch's size for nowhere, `count` int64 [].
+
+    `sizes`, int64, ascending, at most `MOST_SIZES`, and `cell` int64 []: where the handle of a
+    condition lies there (0: none), it becomes the place of the smallest of the sizes that holds all
+    who go on, or their number where nobody does."""
 
     rest: torch.Tensor
     next_rest: torch.Tensor
     place: torch.Tensor
     count: torch.Tensor
+    sizes: Optional[torch.Tensor] = None
+    cell: Optional[torch.Tensor] = None
 
 
 class Fused:
-    """The kernels for one policy, made to fit its network, and the costs of its exits."""
+    """The kernels for one policy, made to fit its network, and the costs of its exits.
+
+    `sets_conditions`: whether they set the conditions whose handles are in their cells.
+    """
 
     def __init__(
-        self, policy: Threshold, costs: ExitCosts, launch: Launch, device: torch.device
+        self,
+        policy: Threshold,
+        costs: ExitCosts,
+        launch: Launch,
+        device: torch.device,
+        sets_conditions: bool = True,
     ) -> None:
+        self.sets_conditions = sets_conditions
         self._policy, self._costs, self._launch = policy, costs, launch
         # Zero between any two launches, which come one after another.
         self._turn = torch.zeros((), dtype=torch.int32, device=device)
@@ -88,10 +106,12 @@ class Fused:
         outcome: Outcome,
         undecided: torch.Tensor,
         flag: torch.Tensor,
+        cell: Optional[torch.Tensor] = None,
     ) -> None:
         """Behind stage `number`, of all samples: those `undecided` [B] take its answer; but behind
-        the last one, who is sure of it is decided then, and `flag` [] is whether anybody is not.
-        Stage 0 begins with everybody."""
+        the last one, who is sure of it is decided then, and `flag` [] is whether anybody is not, as
+        is the condition whose handle lies in `cell` int64 [], 0 for none. Stage 0 begins with
+        everybody."""
         logits = _rows(answer)
         lanes = _lanes(logits.shape[1])
         blocks = -(-logits.shape[0] * lanes // DECIDE_THREADS)
@@ -99,7 +119,7 @@ class Fused:
         self._launch(
             DECIDE, blocks, DECIDE_THREADS,
             [logits, outcome.logits, outcome.exits, outcome.macs, undecided, flag, self._turn,
-             each, *logits.shape, lanes, *self._rule(number, logits.shape[1]), *macs,
+             each, cell, *logits.shape, lanes, *self._rule(number, logits.shape[1]), *macs,
              number, self._is_last(number)],
         )  # fmt: skip
 
@@ -114,8 +134,9 @@ class Fused:
         self._launch(
             PACK, 1, threads,
             [logits, outcome.logits, outcome.exits, outcome.macs, each, order.rest,
-             order.next_rest, order.place, order.count, rows, nobody, classes, lanes,
-             *self._rule(number, classes), *macs, number, self._is_last(number)],
+             order.next_rest, order.place, order.count, order.sizes, order.cell, rows, nobody,
+             classes, lanes, *self._rule(number, classes), *macs, number, self._is_last(number),
+             0 if order.sizes is None else order.sizes.shape[0]],
         )  # fmt: skip
 
     def _is_last(self, number: int) -> int:
@@ -160,8 +181,8 @@ def fused_or_why(
     if not lacking:
         assert isinstance(policy, Threshold)
         try:
-            launch = driver_launch(logits.device)
-            return Fused(policy, costs, launch, logits.device), BY_KERNEL
+            launch, conditions = driver_launch(logits.device)
+            return Fused(policy, costs, launch, logits.device, conditions), BY_KERNEL
         except KernelsError as error:
             lacking = f"{error.what}: {error.why}"
     return None, f"{_BY_OPERATORS}: {lacking}"
@@ -171,21 +192,29 @@ def driver_launch(
     device: torch.device,
     library: str = "libcuda.so.1",
     compile_for: Compile = compile_source,
-) -> Launch:
+) -> Tuple[Launch, bool]:
     """Launches by the driver on torch's current stream of a GPU, for which the kernels are compiled
-    and loaded here. Raises DeviceError where the driver refuses, and what compiling raises."""
+    and loaded here; and whether they set conditions: where there are conditional nodes, and a
+    compiler that knows of them. Raises DeviceError where the driver refuses, and what compiling
+    raises."""
     index = device.index if device.index is not None else torch.cuda.current_device()
     major, minor = torch.cuda.get_device_capability(index)
     driver = CudaDriver(library)
     driver.make_current(index)
-    code = compile_for(SOURCE, f"{major}.{minor}")
+    arch, conditions = f"{major}.{minor}", not why_no_conditions(device, library)
+    try:
+        code = compile_for(SOURCE_WITH_CONDITIONS if conditions else SOURCE, arch)
+    except KernelBuildError:
+        if not conditions:
+            raise
+        code, conditions = compile_for(SOURCE, arch), False  # a compiler before CUDA 12.4
     functions = {name: driver.function(code, name, 0, index) for name in (DECIDE, PACK)}
 
     def launch(name: str, blocks: int, threads: int, given: Sequence[Given]) -> None:
         stream = torch.cuda.current_stream(index).cuda_stream
         driver.launch(functions[name], (blocks, 1), threads, 0, stream, _arguments(given))
 
-    return launch
+    return launch, conditions
 
 
 def _arguments(given: Sequence[Given]) -> List[Argument]:
