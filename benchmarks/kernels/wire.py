@@ -6,7 +6,8 @@
 Packing and unpacking beside the same in torch's operators: each ratio is of two calls that take
 turns. On CUDA also `mapped`: kernels that read or write page-locked memory themselves beside a copy
 by the copy engine into a buffer of the device and then the kernel, from 1 KiB to 64 MiB on the
-wire. Needs the kernels built for the device.
+wire; and whether the policy `mapped`, which measures powers of two when it opens, picks the faster
+way at other sizes too. Needs the kernels built for the device.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ CASES: list[tuple[str, tuple[int, ...], bool]] = [
 DTYPES = ("float32", "bfloat16")
 #: Bytes on the wire.
 SIZES = [1 << power for power in range(10, 27)]
+#: The same, for the choice between a copy and a kernel: three sizes to a doubling, by floats.
+SWEEP = [round(256 * 2 ** (step / 3)) * 4 for step in range(49)]
 
 Call = Callable[[], Any]
 
@@ -66,6 +69,7 @@ def measure(device_name: str, pairs: int) -> dict[str, Any]:
         row = Row(case, dtype, operation, count, list(timed.first.seconds), list(timed.ratios))
         rows.append(dataclasses.asdict(row))
         print(_line(rows[-1]), file=sys.stderr, flush=True)
+    choices = _choices(device, plan, pairs) if device.type == "cuda" else []
     return {
         "device": device.type,
         "card": torch.cuda.get_device_name() if device.type == "cuda" else "",
@@ -73,7 +77,39 @@ def measure(device_name: str, pairs: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "pairs": pairs,
         "rows": rows,
+        "choices": choices,
     }
+
+
+def _choices(device: Any, plan: Any, pairs: int) -> list[dict[str, Any]]:
+    """At each size and in each direction: what the policy picks, and how many times as fast as the
+    copy engine the kernel is."""
+    import torch
+
+    from narrowgauge_kernels.wire import mapped_copy
+    from narrowgauge_lab.layers.hetero.chooser import Chooser
+    from narrowgauge_lab.measure import interleave
+
+    chooser = Chooser.measured(device)
+    found = []
+    for size in SWEEP:
+        near = torch.empty(size // 4, pin_memory=True)
+        far = torch.empty(size // 4, device=device)
+        for direction, into, source in (("up", far, near), ("down", near, far)):
+            timed = interleave(
+                lambda into=into, source=source: mapped_copy(into, source),
+                lambda into=into, source=source: into.copy_(source, non_blocking=True),
+                device, plan, pairs,
+            )  # fmt: skip
+            found.append(
+                {
+                    "direction": direction,
+                    "bytes": size,
+                    "maps": chooser.maps(direction, size),
+                    "ratio": statistics.median(timed.ratios),
+                }
+            )
+    return found
 
 
 def _calls(device: Any) -> Iterator[tuple[str, str, str, int, Call, Call]]:
@@ -180,7 +216,26 @@ def table(result: dict[str, Any]) -> str:
         "| case | dtype | operation | us | GB/s | times the other's speed |",
         "|---|---|---|---:|---:|---:|",
     ]
-    return "\n".join(head + [_line(row) for row in result["rows"]])
+    return "\n".join(head + [_line(row) for row in result["rows"]] + chosen(result))
+
+
+def chosen(result: dict[str, Any]) -> list[str]:
+    """How often the faster way was picked, and what the others cost at most."""
+    choices = result.get("choices", [])
+    if not choices:
+        return []
+    slower = [
+        1 / each["ratio"] if each["maps"] else each["ratio"]
+        for each in choices
+        if each["maps"] != (each["ratio"] > 1)
+    ]
+    share = 1 - len(slower) / len(choices)
+    worst = f", elsewhere at most {max(slower):.2f} times as slow" if slower else ""
+    return [
+        "",
+        f"The policy mapped picks the faster way at {len(choices) - len(slower)} of {len(choices)}"
+        f" sizes ({share:.1%}){worst}.",
+    ]
 
 
 def main() -> int:
