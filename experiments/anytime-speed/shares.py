@@ -15,18 +15,24 @@ from narrowgauge_lab import torch_compat
 from narrowgauge_lab.anytime.adaptive import Adaptive, adaptive, masked
 from narrowgauge_lab.anytime.buckets import BucketedExits
 from narrowgauge_lab.anytime.deadline import measure_stages
-from narrowgauge_lab.anytime.device_exit import CapturedStages
+from narrowgauge_lab.anytime.device_exit import CapturedStages, all_stages
 from narrowgauge_lab.anytime.policies import Policy
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.engines.graph import capture
 from narrowgauge_lab.graphs import CaptureError
-from narrowgauge_lab.measure import Comparison, TimingPlan, interleave
+from narrowgauge_lab.measure import (
+    Comparison,
+    TimingPlan,
+    interleave,
+    measure_time,
+    with_hidden_launches,
+)
 from narrowgauge_lab.measure.recording import record_samples
 from narrowgauge_lab.measure.state import steadily
 
 from .nets import Subject
 
-__all__ = ["beside", "compaction", "heads", "plan_of", "replay_seconds"]
+__all__ = ["beside", "compaction", "heads", "plan_of"]
 
 Call = Callable[[], Any]
 
@@ -35,7 +41,7 @@ _DIFFERENT = 0.02
 #: How far logits of the same exit may be apart, over the largest: that other order again, in as
 #: many digits as the products have (23 bits of fraction, and 10).
 _APART = {"fp32": 1e-3, "tf32": 5e-2}
-_STAGE_PASSES, _REPLAYS = 5, 22
+_STAGE_PASSES, _STAGE_SECONDS = 5, 0.2
 
 
 def plan_of(ctx: RowContext) -> TimingPlan:
@@ -116,7 +122,7 @@ def compaction(ctx: RowContext, subject: Subject) -> None:
     of_time = [(1 - 1 / ratio) / possible for ratio in pair.ratios]
     record_samples(ctx, "saving_of_stages", pair.first, of_time, "1")
     if ways.sized is not None:
-        # Smaller batches take longer an image: this is what free decisions would leave to save.
+        # Smaller batches take longer an image: what would be saved if nothing stood between stages.
         in_sizes = ways.sized(came)
         ctx.fact("stage_seconds_in_sizes", in_sizes)
         ctx.fact("time_saveable_in_sizes", 1.0 - sum(in_sizes) / sum(seconds))
@@ -154,24 +160,33 @@ def _ways(ctx: RowContext, subject: Subject, policy: Policy) -> _Ways:
     if torch_compat.graphs_available(ctx.device):
         try:
             bucketed = BucketedExits(net, images, policy, costs)
-            stepped = BucketedExits(net, images, policy, costs, by_device=False)
+            stepped = bucketed
             stages = CapturedStages(net, images, policy, costs)
+            straight = None
+            if bucketed.by_device:  # both sides are one launch then
+                stepped = BucketedExits(net, images, policy, costs, by_device=False)
+                straight = all_stages(stages)
         except (CaptureError, KernelsError, NotApplicableError) as error:
             why = f"{error.what}: {error.why}"
         else:
 
             def replayed() -> Adaptive:
+                stages.load(images)
+                if straight is not None:
+                    straight.launch()
+                    return stages.answer
                 for graph in stages.graphs:
                     graph.replay()
                 return stages.answer
 
             def sized(came: Sequence[int]) -> List[float]:
                 asked = [number for number, count in enumerate(came) if count]
-                return replay_seconds([stepped.graph_for(n, came[n]) for n in asked])
+                graphs = [stepped.graph_for(number, came[number]) for number in asked]
+                return _replay_seconds(graphs, ctx.device)
 
             return _Ways(
                 lambda: bucketed(images), replayed, bucketed.description,
-                lambda: replay_seconds(stages.graphs), sized,
+                lambda: _replay_seconds(stages.graphs, ctx.device), sized,
             )  # fmt: skip
     return _Ways(
         lambda: adaptive(net, images, policy, costs),
@@ -181,20 +196,18 @@ def _ways(ctx: RowContext, subject: Subject, policy: Policy) -> _Ways:
     )
 
 
-def replay_seconds(graphs: Sequence[Any]) -> List[float]:
-    """Of each captured stage, the median of replays of all of them in their order."""
-    taken: List[List[float]] = [[] for _ in graphs]
-    for _ in range(_REPLAYS):
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(graphs) + 1)]
-        marks[0].record()
-        for graph, mark in zip(graphs, marks[1:]):
-            graph.replay()
-            mark.record()
-        marks[-1].synchronize()
-        for place, seconds in enumerate(taken):
-            seconds.append(marks[place].elapsed_time(marks[place + 1]) * 1e-3)
-    # The first replay makes ready what was captured.
-    return [statistics.median(each[1:]) for each in taken]
+def _replay_seconds(graphs: Sequence[Any], device: torch.device) -> List[float]:
+    """The median of replays of each captured stage, without its launches where they can be hidden;
+    the order of stages is kept, so each works on what one before it left."""
+    plan = TimingPlan(limit_s=_STAGE_SECONDS, warm_up_limit_s=_STAGE_SECONDS)
+    return [
+        statistics.median(
+            with_hidden_launches(
+                lambda plan, graph=graph: measure_time(graph.replay, device, plan), device, plan
+            ).seconds
+        )
+        for graph in graphs
+    ]
 
 
 def _kept(answer: Adaptive) -> Adaptive:

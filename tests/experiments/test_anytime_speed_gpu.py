@@ -32,8 +32,10 @@ def test_compaction_is_by_captured_sizes_and_answers_alike(tmp_path: Path, net: 
     row = SPEED.run(tmp_path, "measure=compaction", f"net={net}", "blocks=1", device=CUDA)
     assert row.validity.valid
     assert row.facts["way"].startswith("compaction by captured batch sizes")
-    assert row.facts["way"].endswith("one kernel decides")
-    assert row.metric("saving_realised") is not None
+    assert ", one kernel decides" in row.facts["way"]
+    for name in ("saving_realised", "saving_of_stages"):
+        assert row.metric(name) is not None
+    assert 0 < row.facts["time_saveable_in_sizes"] < 1
 
 
 def test_a_decision_is_timed_both_ways(tmp_path: Path) -> None:

@@ -177,6 +177,26 @@ def test_a_driver_without_switches_refuses_them(fake: Fake, tmp_path: Path) -> N
         Switches(graphs, pieces_of(1)[0], [pieces_of(2, 3)], cells)
 
 
+def test_pieces_of_another_graph_are_refused(fake: Fake, tmp_path: Path) -> None:
+    cells = torch.zeros(2, dtype=torch.int64)
+    kept = Chain(fake.graphs(tmp_path), pieces_of(1, 2), None, cells)
+    gc.collect()  # chains of other tests
+    before = fake.library.fake_alive()
+    with pytest.raises(BadValueError, match="another graph's already"):
+        Chain(fake.graphs(tmp_path), pieces_of(1, 2), None, cells)
+    assert fake.library.fake_alive() == before
+    assert fake.setting(kept, [1]) == [1, 2]
+
+
+def test_a_handle_that_would_be_none_is_refused(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = fake.graphs(tmp_path)
+    monkeypatch.setattr(graphs, "_check", lambda *given: None)
+    with pytest.raises(DeviceError, match="the handle 0"):
+        graphs.new_condition(1)
+
+
 def test_a_handle_of_64_bits_fits_into_its_cell() -> None:
     class Driver:
         def __getattr__(self, name: str):
@@ -204,8 +224,11 @@ def test_what_the_driver_refuses_is_said_with_its_reason(
     fake: Fake, tmp_path: Path, call: int
 ) -> None:
     fake.library.fake_refuse(call)
+    gc.collect()  # chains of other tests
+    before = fake.library.fake_alive()
     with pytest.raises(DeviceError, match="failed with") as error:
         chain_of(fake, tmp_path, 1, 2)
+    assert fake.library.fake_alive() == before
     assert error.value.why == "refused for a test"
 
 

@@ -140,6 +140,7 @@ def test_the_device_chooses_how_many_are_computed() -> None:
     lacking = why_no_switch(CUDA)
     if lacking:
         pytest.skip(lacking)
+    torch.manual_seed(0)
     net, x = Counting(exits=8).cuda().eval(), images(40)
     with torch.no_grad():
         for weight in net.parameters():

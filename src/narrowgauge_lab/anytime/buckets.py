@@ -150,6 +150,11 @@ class BucketedExits:
             if not coming:
                 break
 
+    @property
+    def by_device(self) -> bool:
+        """Whether a call is one launch, the device choosing the sizes."""
+        return self._switches is not None
+
     def graph_for(self, number: int, coming: int) -> torch.cuda.CUDAGraph:
         """What runs of a stage for so many images, at least one. Where the device chooses it is not
         to be replayed."""

@@ -8,6 +8,8 @@ from typing import List, Optional, Sequence, Tuple
 
 import torch
 
+from narrowgauge_contract.errors import BadValueError
+from narrowgauge_kernels.errors import KernelsError
 from narrowgauge_lab.anytime.conditional import DriverGraphs
 
 __all__ = ["Chain", "Switches", "chained", "switched"]
@@ -55,7 +57,8 @@ class _Launched:
     """An executable graph of pieces, which it holds: they own the memory that it works in.
 
     `cells`, int64 on the device: where the pieces find the handles of their conditions, 0 for none.
-    From then on nothing else may run these pieces: they set conditions of this graph.
+    From then on nothing else may run these pieces: they set conditions of this graph. Raises
+    BadValueError for cells that another graph has filled.
     """
 
     def __init__(
@@ -67,7 +70,17 @@ class _Launched:
         cells: Optional[torch.Tensor],
     ) -> None:
         self._graphs, self._pieces, self._cells = graphs, tuple(pieces), cells
-        self._executable = graphs.instantiate(graph)
+        try:
+            if cells is not None and bool(cells.any()):
+                raise BadValueError(
+                    "these captured stages are another graph's already",
+                    why="what decides in them sets conditions of that graph",
+                    next_step="capture them once more for this one",
+                )
+            self._executable = graphs.instantiate(graph)
+        except (BadValueError, KernelsError):
+            graphs.discard(graph)
+            raise
         if cells is not None:
             cells[: len(handles)] = torch.tensor([_signed(each) for each in handles])
         # At the interpreter's end the driver may be gone before this is.

@@ -150,6 +150,8 @@ class DriverGraphs:
             self._context, ctypes.c_uint(at_first or 0),
             ctypes.c_uint(0 if at_first is None else _ASSIGN_DEFAULT),
         )  # fmt: skip
+        if not handle.value:  # in a cell that is how none is told
+            raise DeviceError("the driver gave a condition the handle 0")
         return int(handle.value)
 
     def add_setter(self, graph: int, after: Sequence[int], handle: int, flag: int) -> int:
@@ -207,6 +209,10 @@ class DriverGraphs:
     def destroy(self, graph: int, executable: int) -> None:
         """Let go of both; one that still runs, the driver lets finish."""
         self._check("cuGraphExecDestroy", ctypes.c_void_p(executable))
+        self.discard(graph)
+
+    def discard(self, graph: int) -> None:
+        """Let go of a graph that was not instantiated, or no longer is."""
         self._check("cuGraphDestroy", ctypes.c_void_p(graph))
 
     def _check(self, name: str, *arguments: Any) -> None:
