@@ -18,6 +18,7 @@ N: after so many seconds what runs is stopped in order.
 
 `wait` returns after so many seconds, or once all has ended, and leaves in DIR: `records.tar.gz`,
 `log.txt`, and `caches.tar.gz`, the small files of the cache folder, which is WORK/cache here.
+Of a run that goes on the archive has its events: `narrowgauge_lab record` makes a record of them.
 Its exit code is 0 once all has ended, 3 before.
 
 What a host needs beside torch (see `needs` of the lists) is found by PYTHONPATH.

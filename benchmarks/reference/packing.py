@@ -17,24 +17,30 @@ PACKED = frozenset(
         "outcome.json",
         "job.json",
         "costs.json",
+        "host.json",
         "lost.json",
         "plans.json",
         "samples.json",
         ENDED,
     )
 )
+#: What comes back of a run that has no record yet: one can be made from that, should the host be
+#: gone before the run ends.
+UNRECORDED = "events.jsonl"
 #: Bytes of an archive of arrays: such files travel singly, and the largest have to be cut.
 ARRAYS_BYTES = 15 << 20
 
 
 def pack(out: Path, file: Path) -> None:
     """All that a reader needs of `out`, as one compressed archive: records, ends, logs' ends, and
-    the small files beside a record that its figures can be worked out from again."""
+    the small files beside a record that its figures can be worked out from again; and the events of
+    what is not recorded yet."""
     with tarfile.open(file, "w:gz") as archive:
         for path in sorted(out.rglob("*")):
             if not path.is_file() or path == file:
                 continue
-            if path.name in PACKED or path.suffix in (".csv", ".txt"):
+            unrecorded = path.name == UNRECORDED and not (path.parent / "record.json").is_file()
+            if unrecorded or path.name in PACKED or path.suffix in (".csv", ".txt"):
                 body = path.read_bytes()
                 member = tarfile.TarInfo(str(path.relative_to(out)))
                 # Of a log, its end says how it ended.

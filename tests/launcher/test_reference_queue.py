@@ -284,6 +284,22 @@ def test_packs_what_a_reader_needs(take: ModuleType, tmp_path: Path) -> None:
         assert set(archive.getnames()) == {"a/record.json", "a/ended.json", "a/log.txt"}
 
 
+def test_events_come_back_until_there_is_a_record(take: ModuleType, tmp_path: Path) -> None:
+    from packing import pack
+
+    out = tmp_path / "out"
+    for name in ("running", "recorded"):
+        (out / name).mkdir(parents=True)
+        (out / name / "events.jsonl").write_text("{}\n")
+    (out / "recorded" / "record.json").write_text("{}")
+    (out / "host.json").write_text("{}")
+    pack(out, tmp_path / "p.tar.gz")
+    with tarfile.open(tmp_path / "p.tar.gz") as archive:
+        assert set(archive.getnames()) == {
+            "host.json", "recorded/record.json", "running/events.jsonl",
+        }  # fmt: skip
+
+
 def test_arrays_come_back_in_archives_that_travel(take: ModuleType, tmp_path: Path) -> None:
     from packing import ARRAYS_BYTES, pack_arrays
 
