@@ -12,7 +12,7 @@ from torch import nn
 
 from narrowgauge_contract.errors import SkippedError, UsageError
 from narrowgauge_contract.placement import BUILTIN, NO_PLAN, PlacementPlan, parse_plan
-from narrowgauge_lab import facts, precision, torch_compat
+from narrowgauge_lab import precision, torch_compat
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.distributed import ALONE, Group
 from narrowgauge_lab.graphs import GraphedStep
@@ -60,9 +60,7 @@ def require_here(ctx: RowContext, plan: Optional[PlacementPlan]) -> None:
         return
     if ctx.device.type != "cuda":
         raise SkippedError("the setup 'best' is a GPU's", why="it ends in a CUDA graph")
-    # In a child: the compiler's modules ask torch for GPUs, and no process that is forked from one
-    # that did could use them, as the ranks of nproc=2 are to.
-    if torch_compat.torch_version() < (2, 0) or not facts.in_child(torch_compat.compiler_available):
+    if torch_compat.torch_version() < (2, 0) or not torch_compat.compiler_available():
         raise SkippedError(
             "the setup 'best' needs torch.compile",
             why=f"this is torch {torch.__version__}, and torch.compile came with 2.0",

@@ -151,14 +151,12 @@ def torchscript() -> Iterator[None]:
 
 
 def compiler_available() -> bool:
-    """torch.compile came with torch 2.0, and refuses Pythons that it does not know yet.
-
-    Asking loads its modules, which count GPUs: what this process forks cannot use CUDA then.
-    """
+    """torch.compile came with torch 2.0, and refuses Pythons that it does not know yet."""
     if not hasattr(torch, "compile"):
         return False
     try:
-        torch.compile(_nothing)
+        # With inductor, which counts GPUs as it is loaded, nothing forked here could use CUDA.
+        torch.compile(_nothing, backend="eager")
     except RuntimeError:
         return False
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from narrowgauge_contract.errors import SkippedError, UsageError
 from narrowgauge_contract.events import EVENTS_FILE, EventLog, read_events
 from narrowgauge_contract.outcome import Fold, Row
 from narrowgauge_contract.summary import summary_lines
-from narrowgauge_lab import precision, torch_compat
+from narrowgauge_lab import precision
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.layers.passes import missing
 from narrowgauge_lab.measure.ceilings import Ceiling
@@ -102,27 +101,6 @@ def test_the_best_trains_the_same_network(tmp_path: Path, monkeypatch: pytest.Mo
     assert not said
     assert training.images.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(before, training.optimizer.values), "the rate is 0: each step is the first"
-
-
-def test_asking_for_the_compiler_leaves_ranks_their_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its modules count GPUs as they are loaded, after which nothing forked here could use one."""
-    asked: List[int] = []
-
-    def here() -> bool:
-        asked.append(1)
-        return True
-
-    monkeypatch.setattr(torch_compat, "compiler_available", here)
-    ctx = _context(tmp_path)
-    ctx.parameters = {**ctx.parameters, "setup": "best"}
-    ctx.device = torch.device("cuda")
-
-    with contextlib.suppress(SkippedError):  # a torch before 2.0
-        module("setups").require_here(ctx, None)
-
-    assert not asked, "asked in this process, which forks the ranks"
 
 
 def test_a_network_that_computes_something_else_makes_a_row_invalid(tmp_path: Path) -> None:

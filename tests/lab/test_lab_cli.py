@@ -283,6 +283,25 @@ def test_facts_are_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert seen["environment"]["OMP_WAIT_POLICY"]
 
 
+def test_asking_for_a_compiler_leaves_forked_processes_their_gpus() -> None:
+    """As the ranks of a row are; what inductor does as it is loaded would take them away."""
+    code = """
+import os, sys, torch
+from narrowgauge_lab import torch_compat
+torch_compat.compiler_available()
+print("inductor:", "torch._inductor.compile_fx" in sys.modules, flush=True)
+if os.fork() == 0:
+    print("bad fork:", torch.cuda._is_in_bad_fork(), flush=True)
+    os._exit(0)
+os.wait()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), stdout=subprocess.PIPE,
+        text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "inductor: False\nbad fork: False\n"
+
+
 def test_help_needs_no_torch_and_no_import_touches_a_device() -> None:
     names = [f"narrowgauge_lab.{p.stem}" for p in sorted((SOURCE / "narrowgauge_lab").glob("*.py"))
              if p.stem not in ("__init__", "__main__")]  # fmt: skip
