@@ -51,11 +51,11 @@ PATIENCE_S = 300.0
 GOES_ON = 3
 
 
-def _asked(text: str, gpus: str = "") -> tuple[str, str, str]:
-    """The lists, the jobs and the lanes that a word names."""
-    rest, _, own = text.partition("@")
+def _asked(text: str) -> tuple[str, str, str]:
+    """The lists, the jobs and the lanes that a word names: none are all jobs, and `--gpus`."""
+    rest, _, gpus = text.partition("@")
     name, _, only = rest.partition("=")
-    return name, only, own or gpus
+    return name, only, gpus
 
 
 def _lists(names: str) -> list[Path]:
@@ -118,9 +118,10 @@ def _run(options: argparse.Namespace) -> int:
         _await_data(_jobs(text), work / DATA, min(PATIENCE_S, left))
         spent = time.monotonic() - begun
         print(f"== {text}, {spent:.0f} s", flush=True)
-        names, only, gpus = _asked(text, options.gpus)
+        names, only, gpus = _asked(text)
         words = [sys.executable, str(HERE / "take.py"), *map(str, _lists(names)), "--only", only]
-        words += ["--out", str(work / RUNS), "--data", str(work / DATA), "--gpus", gpus]
+        words += ["--out", str(work / RUNS), "--data", str(work / DATA)]
+        words += ["--gpus", gpus or options.gpus]
         words += ["--limit", f"{max(0.0, options.seconds - spent):.0f}"]
         worst = max(worst, subprocess.call(words))
     (work / ENDED).write_text(f"{worst}\n")

@@ -114,8 +114,14 @@ def compaction(ctx: RowContext, subject: Subject) -> None:
     realised = [(1 - 1 / ratio) / saved for ratio in pair.ratios]
     record_samples(ctx, "saving_realised", pair.first, realised, "1")
     came = [images.shape[0] - sum(counts.tolist()[:number]) for number in range(len(counts))]
+    _record_possible(ctx, ways, pair, came)
+
+
+def _record_possible(ctx: RowContext, ways: _Ways, pair: Comparison, came: Sequence[int]) -> None:
+    """What would be saved if each stage took time as it has images: MACs of one stage may take
+    longer than those of another. All of them come to the first."""
     seconds = ways.stages()
-    needed = sum(each * count / images.shape[0] for each, count in zip(seconds, came))
+    needed = sum(each * count / came[0] for each, count in zip(seconds, came))
     possible = 1.0 - needed / sum(seconds)
     ctx.fact("stage_seconds", seconds)
     ctx.fact("time_saveable", possible)
@@ -197,8 +203,8 @@ def _ways(ctx: RowContext, subject: Subject, policy: Policy) -> _Ways:
 
 
 def _replay_seconds(graphs: Sequence[Any], device: torch.device) -> List[float]:
-    """The median of replays of each captured stage, without its launches where they can be hidden;
-    the order of stages is kept, so each works on what one before it left."""
+    """The median of replays of each captured stage, without its launches where they can be hidden.
+    What it works on may be anything by then, and takes as long."""
     plan = TimingPlan(limit_s=_STAGE_SECONDS, warm_up_limit_s=_STAGE_SECONDS)
     return [
         statistics.median(

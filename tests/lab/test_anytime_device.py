@@ -297,14 +297,19 @@ def test_switches_stand_one_behind_another() -> None:
 
 
 @pytest.mark.parametrize("library", find_nvrtcs() or [None])
-@pytest.mark.parametrize("source", [SOURCE, SOURCE_WITH_CONDITIONS])
-def test_kernels_compile_and_leave_the_condition_to_the_driver(library: Path, source: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "kernel"), [(SOURCE, b"go_on"), (SOURCE_WITH_CONDITIONS, b"decide")]
+)
+def test_kernels_compile_and_leave_the_condition_to_the_driver(
+    library: Path, source: str, kernel: bytes
+) -> None:
     if library is None:
         pytest.skip("no NVRTC is installed")
     compiler = Nvrtc(library)
     if compiler.version() < (12, 4) or not compiler.knows("8.0"):
         pytest.skip(f"{library} is older than conditional nodes")
     code = compiler.compile(source, "kernels.cu", "8.0")
+    assert kernel in code
     assert b"cudaGraphSetConditional" in code
 
 

@@ -279,19 +279,23 @@ def test_a_torch_without_it_is_not_applicable(
     assert seen == [[2.0]], "one process needs none of it"
 
 
+def spread_over_gpus(case: Spread, nproc: int) -> None:
+    """As a row on a GPU would."""
+
+    def spread(ctx: RowContext, group: Group) -> None:
+        ctx.device = torch.device("cuda")
+        distributed.spread(ctx, nproc, lambda ctx, group: ctx.fact("size_seen", group.size))
+
+    case.spread(1, spread)
+
+
 @pytest.mark.parametrize(("asked", "gpus"), [(3, 2), (2, 0)])
 def test_each_process_needs_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int, gpus: int
 ) -> None:
     monkeypatch.setattr(facts, "in_child", lambda question: ["a card"] * gpus)
-    case = Spread(tmp_path)
-
-    def spread(ctx: RowContext, group: Group) -> None:
-        ctx.device = torch.device("cuda")
-        distributed.spread(ctx, asked, lambda ctx, group: None)
-
     with pytest.raises(NotApplicableError, match=f"nproc={asked} needs a GPU for each") as caught:
-        case.spread(1, spread)
+        spread_over_gpus(Spread(tmp_path), asked)
     assert "-p nproc=0" in caught.value.next_step
 
 
@@ -300,14 +304,8 @@ def test_a_process_that_has_counted_its_gpus_cannot_spread(
 ) -> None:
     # As in what is forked from a process that has asked torch.cuda.is_available().
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
-    case = Spread(tmp_path)
-
-    def spread(ctx: RowContext, group: Group) -> None:
-        ctx.device = torch.device("cuda")
-        distributed.spread(ctx, 2, lambda ctx, group: None)
-
     with pytest.raises(ExperimentFileError, match="used the GPU before it spread") as caught:
-        case.spread(1, spread)
+        spread_over_gpus(Spread(tmp_path), 2)
     assert "has begun to use CUDA or counted GPUs" in caught.value.why
 
 
@@ -316,14 +314,8 @@ def test_several_processes_do_not_share_their_gpus_with_other_runs(
 ) -> None:
     monkeypatch.setattr(facts, "in_child", lambda question: ["a card"] * 2)
     monkeypatch.setenv("NARROWGAUGE_TURNS", str(tmp_path / "turns"))
-    case = Spread(tmp_path)
-
-    def spread(ctx: RowContext, group: Group) -> None:
-        ctx.device = torch.device("cuda")
-        distributed.spread(ctx, 2, lambda ctx, group: None)
-
     with pytest.raises(UsageError, match="2 processes cannot share its GPUs") as caught:
-        case.spread(1, spread)
+        spread_over_gpus(Spread(tmp_path), 2)
     assert "unset NARROWGAUGE_TURNS" in caught.value.next_step
 
 
@@ -334,12 +326,7 @@ def test_nproc_0_is_every_gpu_and_one_process_without(
     case.spread(0, lambda ctx, group: None)
     assert case.row().facts["world_size"] == 1
     monkeypatch.setattr(facts, "in_child", lambda question: ["one card"])
-
-    def spread(ctx: RowContext, group: Group) -> None:
-        ctx.device = torch.device("cuda")
-        distributed.spread(ctx, 0, lambda ctx, group: ctx.fact("size_seen", group.size))
-
-    case.spread(1, spread)
+    spread_over_gpus(case, 0)
     assert case.row().facts["size_seen"] == 1
 
 

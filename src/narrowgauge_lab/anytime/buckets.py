@@ -116,8 +116,7 @@ class BucketedExits:
             everybody = self._logits[: self._batch]
             self._fused, decides = fused_or_why(self._policy, costs, everybody)
             self._graphs = self._captured(torch.cuda.Stream(device))
-        found = self._switched(device) if by_device else (None, "it was not asked to")
-        self._switches, why = found
+        self._switches, why = self._switched(device, by_device)
         self.description = f"{_BY_HOST if why else _BY_DEVICE}, {decides}"
         if why:
             self.description += f"; the device does not choose: {why}"
@@ -161,9 +160,9 @@ class BucketedExits:
         place = next(place for place, size in enumerate(self.sizes) if size >= coming)
         return self._graphs[number][place if number else 0]
 
-    def _switched(self, device: torch.device) -> Tuple[Optional[Switches], str]:
-        """All stages as one graph; or why the device cannot choose."""
-        why = why_no_switch(device)
+    def _switched(self, device: torch.device, asked: bool) -> Tuple[Optional[Switches], str]:
+        """All stages as one graph; or why the device does not choose."""
+        why = why_no_switch(device) if asked else "it was not asked to"
         if self._fused is None or not self._fused.sets_conditions:
             why = why or "nothing here sets a condition"
         if why:
