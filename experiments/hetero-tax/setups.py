@@ -13,6 +13,7 @@ from torch import nn
 from narrowgauge_contract.errors import SkippedError, UsageError
 from narrowgauge_contract.placement import BUILTIN, NO_PLAN, PlacementPlan, parse_plan
 from narrowgauge_lab import precision, torch_compat
+from narrowgauge_lab.compiling import require_compiler
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.distributed import ALONE, Group
 from narrowgauge_lab.graphs import GraphedStep
@@ -60,11 +61,7 @@ def require_here(ctx: RowContext, plan: Optional[PlacementPlan]) -> None:
         return
     if ctx.device.type != "cuda":
         raise SkippedError("the setup 'best' is a GPU's", why="it ends in a CUDA graph")
-    if torch_compat.torch_version() < (2, 0) or not torch_compat.compiler_available():
-        raise SkippedError(
-            "the setup 'best' needs torch.compile",
-            why=f"this is torch {torch.__version__}, and torch.compile came with 2.0",
-        )
+    require_compiler("the setup 'best'")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ def recipe_of(
     schedule: Schedule,
     objective: Optional[Objective] = None,
 ) -> Recipe:
-    """By `epochs`, `batch_size`, `precision`, `graphs`, and `save_weights` where there is one."""
+    """By `epochs`, `batch_size`, `precision`, `graphs`; `compile`, `save_weights` where there are."""
     return Recipe(
         epochs=parameters["epochs"],
         batch_size=parameters["batch_size"],
@@ -27,6 +27,7 @@ def recipe_of(
         schedule=schedule,
         optimizer=optimizer,
         graphs=parameters["graphs"],
+        compile=parameters.get("compile", False),
         save_weights=parameters.get("save_weights", False),
         objective=objective,
     )

@@ -17,6 +17,7 @@ from torch import nn
 
 from narrowgauge_lab import precision
 from narrowgauge_lab.augment import Feed
+from narrowgauge_lab.compiling import Forward, compiled_or_say
 from narrowgauge_lab.distributed import Group
 from narrowgauge_lab.graphs import EagerStep, GraphedStep, make_step
 from narrowgauge_lab.optim import FlatOptimizer
@@ -41,7 +42,7 @@ class Stepper:
 
     `graphs`: auto | off, whether steps are captured in a CUDA graph, each kind of update in one of
     its own. Where there are other processes, what they do together stays outside of it. `placing`:
-    see there.
+    see there. `compiles`: whether full batches go through torch.compile.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class Stepper:
         batch_size: int,
         graphs: str,
         placing: Optional[Placing] = None,
+        compiles: bool = False,
     ) -> None:
         self.model = model
+        self._forward = Forward(model, batch_size, compiles)
         self.optimizer = optimizer
         self.training_set = training_set
         self.mode = mode
@@ -166,8 +169,9 @@ class Stepper:
 
     def _gradients(self, indices: torch.Tensor) -> None:
         """Put the gradient into the optimiser: scaled, and this process's part of the whole one."""
-        loss, logits, labels = self.loss(indices)
-        self.differentiate(loss if self.group.size == 1 else loss * self._part)
+        with compiled_or_say():
+            loss, logits, labels = self.loss(indices)
+            self.differentiate(loss if self.group.size == 1 else loss * self._part)
         known = loss.detach()
         if self._sentry is not None:
             self._loss = known
@@ -178,7 +182,7 @@ class Stepper:
         """The mean loss of the images at `indices`, their logits, and their labels."""
         images, labels = self.training_set.batch(indices)
         with self.mode.autocast():
-            logits = self.model(images)
+            logits = self._forward(images)
         logits = logits.float()
         return F.cross_entropy(logits, labels), logits, labels
 

@@ -166,9 +166,12 @@ def _nothing(value: Any) -> Any:
     return value
 
 
-def compiled(model: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    """`model` by torch.compile in one of inductor's modes; the first call with a shape compiles."""
-    made: Callable[..., Any] = torch.compile(model, mode=mode, dynamic=False)
+def compiled(model: Callable[..., Any], mode: str, *, whole: bool = False) -> Callable[..., Any]:
+    """`model` by torch.compile in one of inductor's modes; the first call with a shape compiles.
+
+    `whole`: refuse to run what cannot be compiled between parts that can.
+    """
+    made: Callable[..., Any] = torch.compile(model, mode=mode, dynamic=False, fullgraph=whole)
     return made
 
 

@@ -24,6 +24,7 @@ from narrowgauge_lab import checkpoint, precision, torch_compat
 from narrowgauge_lab.anytime.objective import Objective
 from narrowgauge_lab.anytime.stepping import ExitStepper
 from narrowgauge_lab.augment import Feed
+from narrowgauge_lab.compiling import require_compiler
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.distributed import ALONE, Group
 from narrowgauge_lab.evalmode import in_eval_mode
@@ -49,7 +50,8 @@ class Recipe:
     of the time; 0: after every epoch. With a `plan`, which says the precisions, model and
     data are where `placed.home` says. `ran`: what the probe has to see, where layers compute in
     others than `precision`, such as `fp32+int8`; empty: `precision`. `objective`: the losses of a
-    model with several exits, one cross entropy otherwise. `keep_last`: the last epoch leaves a
+    model with several exits, one cross entropy otherwise. `compile`: steps go through
+    torch.compile; not with a plan or an objective. `keep_last`: the last epoch leaves a
     checkpoint too, for a row that does more afterwards. `save_confusion`: not of a training before
     the one that the row is about.
     """
@@ -60,6 +62,7 @@ class Recipe:
     schedule: Schedule
     optimizer: OptimizerMaker
     graphs: str = "auto"
+    compile: bool = False
     test_batch_size: int = 1000
     checkpoint_seconds: float = 10.0
     save_weights: bool = False
@@ -154,11 +157,13 @@ class Training:
 
     def _stepper(self) -> Stepper:
         recipe, objective = self.recipe, self.recipe.objective
+        if recipe.compile:
+            self._require_compilable()
         if objective is None:
             return Stepper(
                 self.model, self.optimizer, self.training_set, self.mode, self.group,
                 recipe.batch_size, recipe.graphs,
-                None if self.placed is None else self.placed.placing,
+                None if self.placed is None else self.placed.placing, recipe.compile,
             )  # fmt: skip
         if self.placed is not None:
             raise UsageError(
@@ -171,6 +176,16 @@ class Training:
             self.model, self.optimizer, self.training_set, self.mode, self.group,
             recipe.batch_size, recipe.graphs, objective,
         )  # fmt: skip
+
+    def _require_compilable(self) -> None:
+        if self.placed is not None or self.recipe.objective is not None:
+            raise UsageError(
+                "torch.compile goes with networks of one output, and without a placement plan",
+                why="what a plan places is run pass by pass, and losses of exits have their own way",
+                next_step="-p compile=false",
+            )
+        require_compiler("-p compile=true")
+        self.ctx.fact("compiled", "torch.compile, inductor: full batches")
 
     def prepare(self) -> None:
         """Set the device up and record what will run; invalid where that is not what was asked."""

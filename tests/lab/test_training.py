@@ -249,7 +249,7 @@ def test_a_diverged_row_is_invalid_and_keeps_what_it_measured(tmp_path: Path, ra
 
 def test_training_stops_at_the_update_that_diverged_not_at_the_end(tmp_path: Path) -> None:
     """The first of five updates spoils the weights, and the second one's loss says so."""
-    model = Case(tmp_path).train(recipe(epochs=4, rate=math.inf))
+    model = Case(tmp_path).train(recipe(epochs=4, rate=math.inf), fail_at=99)
 
     assert model.forwards == 2
 

@@ -27,7 +27,8 @@ CLASSES = ("a", "b", "c")
 class SmallNet(nn.Module):
     """Convolution, batch normalisation, dropout, linear: every kind of state a checkpoint holds.
 
-    `fail_at` raises in that training forward (counted from 1), as a kill in mid-epoch would.
+    `fail_at` raises in that training forward (counted from 1), as a kill in mid-epoch would;
+    without it none are counted.
     """
 
     def __init__(self, fail_at: int = 0, dropout: float = 0.2) -> None:
@@ -40,7 +41,7 @@ class SmallNet(nn.Module):
         self.forwards = 0
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        if self.training:
+        if self.training and self.fail_at:  # a compiler would look at the counter each time
             self.forwards += 1
             if self.forwards == self.fail_at:
                 raise KeyboardInterrupt
@@ -75,6 +76,7 @@ def recipe(
     batch_size: int = 16,
     checkpoint_seconds: float = 0.0,
     falls_at: int = 2,
+    compile: bool = False,
 ) -> training.Recipe:
     """SGD with momentum; a checkpoint after every epoch; 70 images leave a partial batch of 6."""
     return training.Recipe(
@@ -84,6 +86,7 @@ def recipe(
         schedule=MultiStep(rate, (falls_at,)),
         optimizer=functools.partial(SGD, rate=rate, momentum=0.9, weight_decay=1e-3),
         graphs=graphs,
+        compile=compile,
         test_batch_size=20,
         checkpoint_seconds=checkpoint_seconds,
     )
