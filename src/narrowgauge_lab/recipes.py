@@ -19,7 +19,7 @@ def recipe_of(
     schedule: Schedule,
     objective: Optional[Objective] = None,
 ) -> Recipe:
-    """By `epochs`, `batch_size`, `precision`, `graphs`; `compile`, `save_weights` where there are."""
+    """By `epochs`, `batch_size`, `precision`, `graphs`; `compile` and `save_weights`, if any."""
     return Recipe(
         epochs=parameters["epochs"],
         batch_size=parameters["batch_size"],

@@ -180,7 +180,7 @@ class Training:
     def _require_compilable(self) -> None:
         if self.placed is not None or self.recipe.objective is not None:
             raise UsageError(
-                "torch.compile goes with networks of one output, and without a placement plan",
+                "torch.compile goes with networks of one output and no placement plan",
                 why="what a plan places is run pass by pass, and losses of exits have their own way",
                 next_step="-p compile=false",
             )

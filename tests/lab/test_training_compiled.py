@@ -27,7 +27,7 @@ def test_what_inductor_makes_trains_like_what_it_was_made_of(tmp_path: Path) -> 
     models = []
     for compiles in (False, True):
         case = Case(tmp_path / str(compiles))
-        models.append(case.train(recipe(compile=compiles), dropout=0.0))
+        models.append(case.train(recipe(compiles=compiles), dropout=0.0))
         assert ("compiled" in case.row().facts) is compiles
         assert case.row().validity.valid
 
@@ -59,7 +59,7 @@ def test_full_batches_are_compiled_and_the_rest_is_not(
     plain, case = Case(tmp_path / "plain"), Case(tmp_path / "compiled")
     expected = plain.train(recipe(epochs=2), dropout=0.0)
     monkeypatch.setattr(torch_compat, "compiled", counted)
-    found = case.train(recipe(epochs=2, compile=True), dropout=0.0)
+    found = case.train(recipe(epochs=2, compiles=True), dropout=0.0)
 
     assert sizes == [16] * 8
     assert int(found.norm.num_batches_tracked) == 10
@@ -85,7 +85,7 @@ def test_what_a_model_raises_is_none_of_the_compilers() -> None:
 
 
 def test_losses_of_exits_are_not_compiled(tmp_path: Path) -> None:
-    given = dataclasses.replace(recipe(compile=True), objective=ExitLosses(2))
+    given = dataclasses.replace(recipe(compiles=True), objective=ExitLosses(2))
     with pytest.raises(UsageError, match=r"torch\.compile goes with"):
         Case(tmp_path).train(given)
 
@@ -95,7 +95,7 @@ def test_without_a_compiler_the_row_is_skipped(
 ) -> None:
     monkeypatch.setattr(torch_compat, "compiler_available", lambda: False)
     with pytest.raises(SkippedError, match=r"needs torch\.compile"):
-        Case(tmp_path).train(recipe(compile=True))
+        Case(tmp_path).train(recipe(compiles=True))
 
 
 def test_uncompiled_every_batch_goes_through_the_model() -> None:

@@ -93,11 +93,12 @@ def test_killed_and_resumed_goes_on_with_the_same_images(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not torch_compat.compiler_available(), reason="no torch.compile")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of inductor's own imports
 def test_a_compiled_step_is_captured_and_does_what_the_plain_one_does(tmp_path: Path) -> None:
     states = []
     for compiles in (False, True):
         case = Case(tmp_path / str(compiles), CUDA)
-        model = case.train(recipe(epochs=2, batch_size=10, compile=compiles), dropout=0.0)
+        model = case.train(recipe(epochs=2, batch_size=10, compiles=compiles), dropout=0.0)
         assert case.row().facts["graphs_ran"] == "cuda-graph"
         states.append(model.state_dict())
     for key, tensor in states[0].items():

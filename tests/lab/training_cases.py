@@ -76,7 +76,7 @@ def recipe(
     batch_size: int = 16,
     checkpoint_seconds: float = 0.0,
     falls_at: int = 2,
-    compile: bool = False,
+    compiles: bool = False,
 ) -> training.Recipe:
     """SGD with momentum; a checkpoint after every epoch; 70 images leave a partial batch of 6."""
     return training.Recipe(
@@ -86,7 +86,7 @@ def recipe(
         schedule=MultiStep(rate, (falls_at,)),
         optimizer=functools.partial(SGD, rate=rate, momentum=0.9, weight_decay=1e-3),
         graphs=graphs,
-        compile=compile,
+        compile=compiles,
         test_batch_size=20,
         checkpoint_seconds=checkpoint_seconds,
     )

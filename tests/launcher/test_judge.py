@@ -557,6 +557,20 @@ def test_a_newer_run_of_one_side_alone_does_not_unseat_an_older_one_of_both() ->
     assert judged(value_claim(2.0), alone, older).runs == (alone.run_id,)
 
 
+def test_a_newer_run_on_another_device_does_not_unseat_one_on_the_claims_own() -> None:
+    own = both(run_id="20261121T100000Z-race-aaaaaa", device="Xeon 8")
+    newer = both(run_id="20261122T100000Z-race-bbbbbb")
+
+    found = judged(claim(device="Xeon"), newer, own)
+
+    assert (found.verdict, found.runs) == (Verdict.REPRODUCED, (own.run_id,))
+    # Not even by being right where the device's own run was not.
+    slow = both(eager=FAST, run_id=own.run_id, device="Xeon 8")
+    assert judged(claim(device="Xeon"), newer, slow).verdict is Verdict.NOT_REPRODUCED
+    assert judged(claim(device="Xeon"), newer).verdict is Verdict.REPRODUCED_TREND
+    assert judged(claim(), newer, own).runs == (newer.run_id,)
+
+
 def test_a_newer_run_whose_other_side_went_wrong_is_not_passed_over() -> None:
     newer = both(run_id="20261122T100000Z-race-bbbbbb", limit=5.0)
     eager = [r.index for r in newer.rows if r.parameters["engine"] == "eager"]

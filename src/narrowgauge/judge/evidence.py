@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from narrowgauge.judge.devices import matches_device
 from narrowgauge.judge.model import Exclusion
 from narrowgauge.judge.rows import (
     Looked,
@@ -72,7 +73,8 @@ class Evidence:
 
 def evidence_for(claim: Claim, spec: ExperimentSpec, records: Sequence[Record]) -> Evidence:
     """The newest record of the claim's experiment that has its rows, with all that agree with it;
-    where those have no row of one selection, the newest whose have one of each.
+    where those have no row of one selection, the newest whose have one of each. Records of the
+    device that the claim names are newer than any other.
 
     Records that differ from it in a checked fact are named, never put together with it. Rows count
     where each parameter that the claim leaves open has a value of the claim's profile or of a
@@ -108,7 +110,7 @@ def _found(
     named = named_by(claim)
     looked = [
         look(claim, record, open_values, named)
-        for record in sorted(records, key=lambda each: each.run_id, reverse=True)
+        for record in sorted(records, key=lambda each: _rank(claim, each), reverse=True)
         if record.experiment == spec.id
     ]
     agreeing = _newest_whole(claim, looked)
@@ -133,6 +135,12 @@ def _found(
             disagreements=tuple(lines),
         ),
     )
+
+
+def _rank(claim: Claim, record: Record) -> tuple[bool, str]:
+    """What is of the claim's own device counts before what is newer and of another: that can show
+    a trend at most, whatever it says."""
+    return bool(claim.device) and matches_device(record, claim.device), record.run_id
 
 
 #: What may be put together; all that is left out; and the facts that differ.
