@@ -181,7 +181,7 @@ class Training:
         if self.placed is not None or self.recipe.objective is not None:
             raise UsageError(
                 "torch.compile goes with networks of one output and no placement plan",
-                why="what a plan places is run pass by pass, and losses of exits have their own way",
+                why="a plan runs pass by pass, and losses of exits call the network their own way",
                 next_step="-p compile=false",
             )
         require_compiler("-p compile=true")
