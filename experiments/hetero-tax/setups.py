@@ -116,7 +116,6 @@ class Training:
         scale = precision.LossScale(self.home) if placing.scales_loss else None
         return _Way(self.network, backward=placing.backward, loss_scale=scale)
 
-    # unverified: compiled, by several ranks | one GPU tried | hetero-tax -p setup=best -p nproc=2
     def _best(self, ctx: RowContext, compiles: bool, graphs: bool) -> _Way:
         mode = precision.enter("bf16", self.home)
         torch.backends.cudnn.benchmark = True  # of this row's process only

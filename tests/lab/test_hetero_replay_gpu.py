@@ -24,7 +24,7 @@ from torch import nn
 
 from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_contract.placement import BUILTIN, parse_plan
-from narrowgauge_lab import tf32_flags
+from narrowgauge_lab import tf32_flags, torch_compat
 from narrowgauge_lab.layers.hetero.convert import Converted, convert
 from narrowgauge_lab.layers.hetero.gradients import halves
 from narrowgauge_lab.layers.hetero.late import deferred_weight_grads
@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:::torch"),
     pytest.mark.skipif(
-        "not torch_compat.graphs_available(torch.device('cuda'))", reason="torch has no CUDA graphs"
+        not torch_compat.graphs_available(torch.device("cuda")), reason="torch has no CUDA graphs"
     ),
 ]
 CUDA = torch.device("cuda")

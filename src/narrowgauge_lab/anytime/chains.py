@@ -111,7 +111,6 @@ class Chain(_Launched):
         super().__init__(graphs, graph, pieces, handles, cells)
 
 
-# unverified: conditions that pieces set, SWITCH nodes | no GPU since | nox -s gpu
 class Switches(_Launched):
     """`switched` pieces, ready to be launched; `cells` as many as there are `later`."""
 
