@@ -30,7 +30,7 @@ _CHANNELS = 16
 _FALLS = (0.6, 0.75, 0.9)
 
 
-# unverified: profile paper of sact, whole | 64 of its 256 epochs ran | narrowgauge run sact --profile paper
+# unverified: all of profile paper of sact | a quarter ran | narrowgauge run sact --profile paper
 def run(ctx: RowContext) -> None:
     """Measure as `ctx.parameters` say."""
     parameters = ctx.parameters
