@@ -18,7 +18,7 @@ from narrowgauge_lab.anytime.deadline import measure_stages
 from narrowgauge_lab.anytime.device_exit import CapturedStages, all_stages
 from narrowgauge_lab.anytime.policies import Policy
 from narrowgauge_lab.context import RowContext
-from narrowgauge_lab.engines.graph import capture
+from narrowgauge_lab.engines.graph import captured_alike
 from narrowgauge_lab.graphs import CaptureError
 from narrowgauge_lab.measure import (
     Comparison,
@@ -62,7 +62,7 @@ def heads(ctx: RowContext, subject: Subject) -> None:
         )
     last = net.exits - 1
     with torch.no_grad():
-        (alone, whole), how = _prepared(
+        (alone, whole), how = captured_alike(
             (lambda: net.forward_until(last, images), lambda: net(images)), ctx.device
         )
         pair = _turns(ctx, alone, whole)
@@ -228,14 +228,3 @@ def _turns(ctx: RowContext, first: Call, second: Call) -> Comparison:
         ctx.device,
     )
     return pair
-
-
-def _prepared(calls: Tuple[Call, Call], device: torch.device) -> Tuple[Tuple[Call, Call], str]:
-    """Both captured, where both can be: then a launch costs the same whatever is in it."""
-    if not torch_compat.graphs_available(device):
-        return calls, f"launch by launch: a {device.type} has no CUDA graphs"
-    try:
-        first, second = (capture(call, device, "it is timed launch by launch") for call in calls)
-        return (first, second), "cuda-graph"
-    except CaptureError as error:
-        return calls, f"launch by launch: {error.what}: {error.why}"

@@ -418,6 +418,7 @@ def test_on_a_gpu_half_of_the_positions_take_less_time_than_all() -> None:
             case, device, TimingPlan(limit_s=2.0), shares=(0.5,), compiled=True
         )
         found[str(case)] = point.to_fact()
+        assert point.way == "cuda-graph"
     ratios = [each["ratio"] for each in found.values()]
     print(found)
     assert np.exp(np.mean(np.log(ratios))) > 1.0, found

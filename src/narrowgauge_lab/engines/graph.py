@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Callable, ClassVar, Dict, Generic, List, Mapping, Optional, Tuple, TypeVar
+from typing import (
+    Any,
+    Callable,
+    ClassVar,
+    Dict,
+    Generic,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
 
 import torch
 from torch import nn
@@ -17,14 +29,18 @@ from narrowgauge_lab.engines.native import (
     float_refused,
     laid_out,
 )
-from narrowgauge_lab.graphs import capture_or_say
+from narrowgauge_lab.graphs import CaptureError, capture_or_say
 from narrowgauge_lab.measure.probe import Observation, observe
 from narrowgauge_lab.transforms import fold_batch_norm
 
-__all__ = ["ENGINE", "CapturedCall", "GraphEngine", "GraphRunner", "capture"]
+__all__ = [
+    "ENGINE", "CapturedCall", "GraphEngine", "GraphRunner", "capture", "captured_alike",
+]  # fmt: skip
 
 T = TypeVar("T")
 _WARM_UP_CALLS = 3
+#: What records say of what is replayed.
+GRAPH = "cuda-graph"
 
 
 class CapturedCall(Generic[T]):
@@ -85,6 +101,20 @@ def capture(
         observations = observe(captured)
     pool_bytes = max(0, torch.cuda.memory_reserved(device) - before)
     return CapturedCall(graph, results[0], call, observations, pool_bytes)
+
+
+def captured_alike(
+    calls: Sequence[Callable[[], Any]], device: torch.device
+) -> Tuple[List[Callable[[], Any]], str]:
+    """What is to be timed side by side, all of it captured, or none where one cannot be: so that a
+    launch costs each the same, whatever is in it. And which way it is, for the record: `cuda-graph`
+    or `launch by launch: WHY`."""
+    if not torch_compat.graphs_available(device):
+        return list(calls), f"launch by launch: a {device.type} has no CUDA graphs"
+    try:
+        return [capture(call, device, "it is timed launch by launch") for call in calls], GRAPH
+    except CaptureError as error:
+        return list(calls), f"launch by launch: {error.what}: {error.why}"
 
 
 class GraphRunner(TorchRunner):

@@ -8,7 +8,9 @@ torch has it: batch normalisation folded, in the memory layout that the device l
 Sparse counts what follows from the list of who runs: these dilated, and both convolutions. Who goes
 on to run is not in it: scores and the shorter list are the same work whichever way the unit then
 computes, so this is the break-even that `SparseSact` takes as `dense_from`. What thinking costs is
-in a whole network's time alone.
+in a whole network's time alone. On a GPU both are replayed as CUDA graphs, where they can be:
+launched one by one, half a dozen kernels take a host longer than they take the device, however few
+positions there are.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from narrowgauge_lab.anytime.sparse_positions import Grid, compiled_for
 from narrowgauge_lab.anytime.systems.folded import FoldedUnit
 from narrowgauge_lab.anytime.systems.sact import Unit
 from narrowgauge_lab.anytime.systems.sparse_sact import Rows, Running, SparseUnit
+from narrowgauge_lab.engines.graph import captured_alike
 from narrowgauge_lab.measure import TimingPlan, interleave
 
 __all__ = ["SHARES", "Case", "Point", "blobs", "break_even", "faster", "measure_shares"]
@@ -48,13 +51,15 @@ class Case:
 @dataclasses.dataclass(frozen=True)
 class Point:
     """Seconds of one unit at a share of active positions; `near`: the share of these dilated, which
-    the first convolution is for; `macs`: of sparse over dense; `samples`: raw, interleaved."""
+    the first convolution is for; `macs`: of sparse over dense; `way`: `cuda-graph` or `launch by
+    launch: WHY`, of both."""
 
     share: float
     near: float
     macs: float
     sparse_s: Tuple[float, ...]
     dense_s: Tuple[float, ...]
+    way: str = ""
 
     @property
     def ratio(self) -> float:
@@ -65,7 +70,7 @@ class Point:
         """For `ctx.fact`, without the samples."""
         return {
             "share": self.share, "near": self.near, "macs": self.macs, "ratio": self.ratio,
-            "sparse_s": _median(self.sparse_s), "dense_s": _median(self.dense_s),
+            "sparse_s": _median(self.sparse_s), "dense_s": _median(self.dense_s), "way": self.way,
         }  # fmt: skip
 
 
@@ -104,16 +109,17 @@ def measure_shares(
     clock = {} if now is None else {"now": now}
     points = []
     with torch.no_grad():
-        dense = faster(_dense(unit, x, True), _dense(unit, x, False), device, plan, clock)
-        for share in shares:
-            mask = blobs(case.batch, case.size, share, generator)
-            call, grid, run = _sparse(sparse, x, mask)
+        masks = [blobs(case.batch, case.size, share, generator) for share in shares]
+        listed = [_sparse(sparse, x, mask) for mask in masks]
+        calls = [_dense(unit, x, True), _dense(unit, x, False), *(call for call, _, _ in listed)]
+        (one, other, *at_shares), way = captured_alike(calls, device)
+        dense = faster(one, other, device, plan, clock)
+        for call, (_, grid, run) in zip(at_shares, listed):
             near = len(grid.dilated(run.positions)) / len(grid.everywhere)
             both = interleave(call, dense, device, plan, pairs, **clock)
             active = len(run.positions) / len(grid.everywhere)
-            points.append(
-                Point(active, near, (near + active) / 2, both.first.seconds, both.second.seconds)
-            )
+            seconds = both.first.seconds, both.second.seconds
+            points.append(Point(active, near, (near + active) / 2, *seconds, way))
     return points
 
 
