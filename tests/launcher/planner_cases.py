@@ -169,12 +169,16 @@ def with_steps(found: Costs, **seconds: float) -> Costs:
     return dataclasses.replace(found, steps=steps)
 
 
-def recorded(root: Path, *found: Costs, valid: bool = True, spoilt: bool = False) -> RunFolder:
-    """A run of hetero-plan below `root` with a row for each of these costs, or with none."""
+def recorded(
+    root: Path, *found: Costs, valid: bool = True, spoilt: bool = False, profile: str = "smoke"
+) -> RunFolder:
+    """A run of hetero-plan below `root` with a row for each of these costs, or with none; of the
+    profile `paper` six of one network."""
     spec = load_spec(EXPERIMENT)
-    networks = tuple(("small", "resnet20")[at] for at in range(len(found) or 1))
+    each = 1 if profile == "paper" else len(found) or 1
+    networks = tuple(("small", "resnet20")[at] for at in range(each))
     run_id = "20261121T100000Z-hetero-plan-aaaaaa"
-    job = resolve(spec, {"network": networks}, profile="smoke", target="cpu", seed=0, run_id=run_id)
+    job = resolve(spec, {"network": networks}, profile=profile, target="cpu", seed=0, run_id=run_id)
     folder = Store(root).new_run(job)
     rows = []
     for plan in job.rows:

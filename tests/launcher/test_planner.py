@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 from planner_cases import LAYERS, SHAPES, Rates, costs, recorded, with_steps
@@ -314,6 +315,30 @@ def test_the_costs_of_a_run_are_found_by_its_row(tmp_path: Path) -> None:
     assert "--row 1 (resnet20" in caught.value.next_step
     with pytest.raises(UsageError, match="no costs in row 7"):
         costs_of(one, 7)
+
+
+def test_costs_of_several_processes_count_alike(tmp_path: Path) -> None:
+    made = with_steps(costs(), cpu=0.010)
+    (step,) = made.steps
+    slow = dataclasses.replace(
+        made,
+        steps=(dataclasses.replace(step, seconds=(0.016,) * 9),),
+        products=tuple(
+            dataclasses.replace(each, seconds=(1.0, 2.0, 6.0)) for each in made.products
+        ),
+        copies=made.copies[1:],
+    )
+    folder = recorded(tmp_path / "run", made, slow, made, made, made, slow, profile="paper")
+    found, rows = costs_of(folder)
+
+    assert [row.index for row in rows] == list(range(6))
+    assert found.steps[0].seconds == (0.010, 0.016, 0.010, 0.010, 0.010, 0.016)
+    assert [each.seconds[1] for each in found.products] == [2.0] * len(made.products)
+    assert found.products[0].seconds[0] == median(made.products[0].seconds)
+    assert sorted(len(each.seconds) for each in found.copies) == [4] + [6] * len(slow.copies)
+    assert found.layers == made.layers
+    assert Planner(found).measured["cpu"] == 0.010
+    assert costs_of(recorded(tmp_path / "one", made))[0] == made
 
 
 def test_a_run_without_usable_costs_says_why(tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ def solve(
         ),
     ] = "",
     row: Annotated[
-        int | None, typer.Option("--row", min=0, help="Which row's costs; the first by default.")
+        int | None,
+        typer.Option("--row", min=0, help="Which row's costs; of all rows together by default."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the plan here, as TOML.")

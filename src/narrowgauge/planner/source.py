@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from narrowgauge.errors import NoValidRow, UsageError
+from narrowgauge.planner.pooling import pooled
 from narrowgauge.side_files import side_file
 from narrowgauge.store import RunFolder
 from narrowgauge_contract.outcome import Row, Status
@@ -11,8 +12,9 @@ from narrowgauge_contract.placement_costs import COSTS_FILE, Costs, parse_costs
 __all__ = ["costs_of"]
 
 
-def costs_of(folder: RunFolder, row: int | None = None) -> tuple[Costs, Row]:
-    """The costs of one row of a recorded run: the first that has them, or the row of that index.
+def costs_of(folder: RunFolder, row: int | None = None) -> tuple[Costs, tuple[Row, ...]]:
+    """The costs of a recorded run, of all its usable rows together (`pooling`) or of the row of
+    that index; and which rows these are.
 
     Raises UsageError where rows of several networks or batches have costs and none was chosen, or
     none has; NoValidRow for a row that may not be used; DamagedRecordError.
@@ -45,7 +47,10 @@ def costs_of(folder: RunFolder, row: int | None = None) -> tuple[Costs, Row]:
             for each in usable
         )
         raise UsageError(f"the run {folder.name} has costs of several steps", next_step=listed)
-    chosen = usable[0]
-    path = side_file(chosen, COSTS_FILE, folder)
-    assert path is not None
-    return parse_costs(path.read_text(encoding="utf-8"), str(path)), chosen
+    return pooled([_read(folder, each) for each in usable]), tuple(usable)
+
+
+def _read(folder: RunFolder, row: Row) -> Costs:
+    path = side_file(row, COSTS_FILE, folder)
+    assert path is not None  # asked for above
+    return parse_costs(path.read_text(encoding="utf-8"), str(path))
