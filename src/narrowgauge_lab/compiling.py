@@ -11,12 +11,16 @@ import contextlib
 from typing import Any, Callable, Iterator, Optional
 
 import torch
-from torch import nn
 
-from narrowgauge_contract.errors import ExitCode, NarrowgaugeError, SkippedError
+from narrowgauge_contract.errors import ExitCode, NarrowgaugeError, SkippedError, UsageError
 from narrowgauge_lab import torch_compat
+from narrowgauge_lab.anytime.gradients import Projection
+from narrowgauge_lab.anytime.objective import Objective
+from narrowgauge_lab.context import RowContext
 
-__all__ = ["CompileError", "Forward", "compiled_or_say", "require_compiler"]
+__all__ = [
+    "CompileError", "Forward", "compiled_or_say", "require_compilable", "require_compiler",
+]  # fmt: skip
 
 #: Where what the compiler raises is defined.
 _COMPILER = ("torch._dynamo.", "torch._inductor.")
@@ -37,25 +41,42 @@ def require_compiler(what: str) -> None:
         )
 
 
+def require_compilable(ctx: RowContext, placed: bool, objective: Optional[Objective]) -> None:
+    """Note in the record that a training is compiled. Raises UsageError for one by a placement plan
+    or of projected gradients, SkippedError without a compiler."""
+    why = "a placement plan runs pass by pass" if placed else ""
+    if objective is not None and isinstance(objective.combination, Projection):
+        # What is compiled gives its memory away in its backward pass, of which it has one.
+        why = "gradients that are projected are taken exit by exit, each by a pass of its own"
+    if why:
+        raise UsageError(
+            "torch.compile does not go with this training",
+            why=why,
+            next_step="-p compile=false",
+        )
+    require_compiler("-p compile=true")
+    ctx.fact("compiled", "torch.compile, inductor: full batches")
+
+
 class Forward:
-    """The forward pass of `model`: compiled for batches of `batch` images where `compiles`.
+    """A forward pass, `call` of images [B, …] and what else it takes: compiled for batches of
+    `batch` images where `compiles`.
 
     A batch of another size, such as the last of an epoch, runs uncompiled: it would take a minute
-    to compile for itself. Raises CompileError, with the compiler's own reason; what the model
-    itself raises passes.
+    to compile for itself. What can be compiled only in parts is refused (`compiled_or_say`).
     """
 
-    def __init__(self, model: nn.Module, batch: int, compiles: bool) -> None:
-        self._model = model
+    def __init__(self, call: Callable[..., Any], batch: int, compiles: bool) -> None:
+        self._call = call
         self._batch = batch
         self._compiled: Optional[Callable[..., Any]] = None
         if compiles:
-            self._compiled = torch_compat.compiled(model, "default", whole=True)
+            self._compiled = torch_compat.compiled(call, "default", whole=True)
 
-    def __call__(self, images: torch.Tensor) -> Any:
+    def __call__(self, images: torch.Tensor, *more: Any) -> Any:
         if self._compiled is None or images.shape[0] != self._batch:
-            return self._model(images)
-        return self._compiled(images)
+            return self._call(images, *more)
+        return self._compiled(images, *more)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from narrowgauge_lab import checkpoint, precision, torch_compat
 from narrowgauge_lab.anytime.objective import Objective
 from narrowgauge_lab.anytime.stepping import ExitStepper
 from narrowgauge_lab.augment import Feed
-from narrowgauge_lab.compiling import require_compiler
+from narrowgauge_lab.compiling import require_compilable
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.distributed import ALONE, Group
 from narrowgauge_lab.evalmode import in_eval_mode
@@ -51,7 +51,7 @@ class Recipe:
     data are where `placed.home` says. `ran`: what the probe has to see, where layers compute in
     others than `precision`, such as `fp32+int8`; empty: `precision`. `objective`: the losses of a
     model with several exits, one cross entropy otherwise. `compile`: steps go through
-    torch.compile; not with a plan or an objective. `keep_last`: the last epoch leaves a
+    torch.compile; not with a plan or projected gradients. `keep_last`: the last epoch leaves a
     checkpoint too, for a row that does more afterwards. `save_confusion`: not of a training before
     the one that the row is about.
     """
@@ -158,7 +158,7 @@ class Training:
     def _stepper(self) -> Stepper:
         recipe, objective = self.recipe, self.recipe.objective
         if recipe.compile:
-            self._require_compilable()
+            require_compilable(self.ctx, self.placed is not None, objective)
         if objective is None:
             return Stepper(
                 self.model, self.optimizer, self.training_set, self.mode, self.group,
@@ -174,18 +174,8 @@ class Training:
         self.optimizer = objective.combination.optimizer(self.optimizer, objective.exits)
         return ExitStepper(
             self.model, self.optimizer, self.training_set, self.mode, self.group,
-            recipe.batch_size, recipe.graphs, objective,
+            recipe.batch_size, recipe.graphs, objective, recipe.compile,
         )  # fmt: skip
-
-    def _require_compilable(self) -> None:
-        if self.placed is not None or self.recipe.objective is not None:
-            raise UsageError(
-                "torch.compile goes with networks of one output and no placement plan",
-                why="a plan runs pass by pass, and losses of exits call the network their own way",
-                next_step="-p compile=false",
-            )
-        require_compiler("-p compile=true")
-        self.ctx.fact("compiled", "torch.compile, inductor: full batches")
 
     def prepare(self) -> None:
         """Set the device up and record what will run; invalid where that is not what was asked."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, List
 
 import pytest
 import torch
-from training_cases import CLASSES, Case, recipe
+from anytime_cases import CLASSES, AnytimeCase
+from anytime_cases import recipe as exits_recipe
+from training_cases import Case, recipe
 
 from narrowgauge_contract.errors import ExitCode, SkippedError, UsageError
 from narrowgauge_lab import torch_compat
+from narrowgauge_lab.anytime.gradients import Orthogonalised
 from narrowgauge_lab.anytime.objective import ExitLosses
+from narrowgauge_lab.anytime.systems.nested import NestedNet
 from narrowgauge_lab.compiling import CompileError, Forward, compiled_or_say
 
 needs_compiler = pytest.mark.skipif(
@@ -35,36 +39,67 @@ def test_what_inductor_makes_trains_like_what_it_was_made_of(tmp_path: Path) -> 
         torch.testing.assert_close(models[1].state_dict()[key], tensor, rtol=1e-3, atol=1e-5)
 
 
+def _counting(sizes: List[int]) -> Callable[..., Any]:
+    """In place of inductor: dynamo's own part, and a backend that notes the batches it is given."""
+
+    def compiled(call: Callable[..., Any], mode: str, *, whole: bool) -> Callable[..., Any]:
+        assert (mode, whole) == ("default", True)
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            def run(*given: torch.Tensor) -> Any:
+                images = (each for each in given if each.dim() == 4 and each.shape[2] == 8)
+                sizes.append(len(next(images)))
+                return graph(*given)
+
+            return run
+
+        made: Callable[..., Any] = torch.compile(call, backend=backend, fullgraph=True)
+        return made
+
+    return compiled
+
+
 @needs_compiler
 def test_full_batches_are_compiled_and_the_rest_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """70 images by 16: four full batches and one of 6, in each of two epochs; dynamo's own part of
-    the compiler runs, and a backend that only counts."""
-    sizes = []
-
-    def counted(model: Callable[..., Any], mode: str, *, whole: bool) -> Callable[..., Any]:
-        assert (mode, whole) == ("default", True)
-
-        def backend(graph: Any, inputs: Any) -> Any:
-            def call(*given: torch.Tensor) -> Any:
-                sizes.append(next(len(each) for each in given if each.dim() == 4 and len(each) > 8))
-                return graph(*given)
-
-            return call
-
-        compiled: Callable[..., Any] = torch.compile(model, backend=backend, fullgraph=True)
-        return compiled
-
+    """70 images by 16: four full batches and one of 6, in each of two epochs."""
+    sizes: List[int] = []
     plain, case = Case(tmp_path / "plain"), Case(tmp_path / "compiled")
     expected = plain.train(recipe(epochs=2), dropout=0.0)
-    monkeypatch.setattr(torch_compat, "compiled", counted)
+    monkeypatch.setattr(torch_compat, "compiled", _counting(sizes))
     found = case.train(recipe(epochs=2, compiles=True), dropout=0.0)
 
     assert sizes == [16] * 8
     assert int(found.norm.num_batches_tracked) == 10
     for key, tensor in expected.state_dict().items():
         torch.testing.assert_close(found.state_dict()[key], tensor)
+
+
+@needs_compiler
+def test_the_losses_of_exits_are_compiled_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: List[int] = []
+    given = exits_recipe(ExitLosses(2), epochs=2)
+    states, rows = [], []
+    for compiles in (False, True):
+        if compiles:
+            monkeypatch.setattr(torch_compat, "compiled", _counting(sizes))
+        torch.manual_seed(0)
+        case = AnytimeCase(tmp_path / str(compiles))
+        net = NestedNet(classes=CLASSES, exits=2, channels=2)
+        case.run(dataclasses.replace(given, compile=compiles), net=net)
+        states.append(net.state_dict())
+        rows.append(case.row())
+
+    assert sizes == [16] * 8
+    for key, tensor in states[0].items():
+        torch.testing.assert_close(states[1][key], tensor)
+    names = ("train_loss", "exit0_train_loss", "exit1_train_loss")
+    values = [[row.metric(name).values for name in names] for row in rows]
+    for mine, theirs in zip(*values):
+        assert mine == pytest.approx(theirs, rel=1e-5)
 
 
 def test_the_compilers_own_errors_say_how_to_do_without_it() -> None:
@@ -84,10 +119,12 @@ def test_what_a_model_raises_is_none_of_the_compilers() -> None:
     assert not isinstance(caught.value, CompileError)
 
 
-def test_losses_of_exits_are_not_compiled(tmp_path: Path) -> None:
-    given = dataclasses.replace(recipe(compiles=True), objective=ExitLosses(2))
-    with pytest.raises(UsageError, match=r"torch\.compile goes with"):
+def test_projected_gradients_are_not_compiled(tmp_path: Path) -> None:
+    objective = ExitLosses(2, Orthogonalised())
+    given = dataclasses.replace(recipe(compiles=True), objective=objective)
+    with pytest.raises(UsageError, match=r"does not go with this training") as caught:
         Case(tmp_path).train(given)
+    assert "exit by exit" in str(caught.value)
 
 
 def test_without_a_compiler_the_row_is_skipped(
@@ -99,6 +136,6 @@ def test_without_a_compiler_the_row_is_skipped(
 
 
 def test_uncompiled_every_batch_goes_through_the_model() -> None:
-    model = torch.nn.Linear(2, len(CLASSES))
+    model = torch.nn.Linear(2, 3)
     images = torch.ones(4, 2)
     assert torch.equal(Forward(model, 4, compiles=False)(images), model(images))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Dict, Optional
+from typing import Dict, Optional, Tuple
 
 import torch
 
@@ -12,12 +12,16 @@ from narrowgauge_lab import precision
 from narrowgauge_lab.anytime.gradients import PerExit, cosines
 from narrowgauge_lab.anytime.objective import Losses, Objective, cosine_names
 from narrowgauge_lab.augment import Feed
+from narrowgauge_lab.compiling import Forward, compiled_or_say
 from narrowgauge_lab.distributed import Group
 from narrowgauge_lab.evalmode import in_eval_mode
 from narrowgauge_lab.optim import FlatOptimizer
 from narrowgauge_lab.stepping import Stepper
 
 __all__ = ["ExitStepper"]
+
+#: Of `Losses`, in their order.
+_Parts = Tuple[Tuple[Optional[torch.Tensor], ...], torch.Tensor, Optional[torch.Tensor]]
 
 
 class ExitStepper(Stepper):
@@ -37,8 +41,10 @@ class ExitStepper(Stepper):
         batch_size: int,
         graphs: str,
         objective: Objective,
+        compiles: bool = False,
     ) -> None:
         self.objective = objective
+        self._losses = Forward(self._parts, batch_size, compiles)
         #: Over the epoch: loss · images of each exit, images of each exit, extra loss · images.
         self.sums = torch.zeros(2 * objective.exits + 1, dtype=torch.float64, device=mode.device)
         super().__init__(model, optimizer, training_set, mode, group, batch_size, graphs)
@@ -56,17 +62,25 @@ class ExitStepper(Stepper):
         with self.mode.autocast():
             return self.objective.losses(self.model, images, labels)
 
+    # unverified: compiled, on a GPU | one output ran on one | sact -p compile=true there
+    def _parts(self, images: torch.Tensor, labels: torch.Tensor) -> _Parts:
+        """The losses as a compiler takes them."""
+        found = self.objective.losses(self.model, images, labels)
+        return found.per_exit, found.logits, found.extra
+
     def _gradients(self, indices: torch.Tensor) -> None:
         images, labels = self.training_set.batch(indices)
-        found = self.losses(images, labels)
-        total = found.total(self.objective.weights)
-        if isinstance(self.optimizer, PerExit):
-            each = [self._ready(loss) for loss in found.per_exit]
-            self.optimizer.differentiate_each(each, self._ready(found.extra))
-        else:
-            ready = self._ready(total)
-            assert ready is not None
-            self.optimizer.differentiate_partly(ready)
+        with compiled_or_say():
+            with self.mode.autocast():
+                found = Losses(*self._losses(images, labels))
+            total = found.total(self.objective.weights)
+            if isinstance(self.optimizer, PerExit):
+                each = [self._ready(loss) for loss in found.per_exit]
+                self.optimizer.differentiate_each(each, self._ready(found.extra))
+            else:
+                ready = self._ready(total)
+                assert ready is not None
+                self.optimizer.differentiate_partly(ready)
         correct = (found.logits.detach().argmax(1) == labels).sum()
         count = len(labels)
         self.totals.add_(torch.stack((total.detach().double() * count, correct.double())))
