@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 _KERNELS = 4
-_LAUNCHES = 50
 
 
 def piece() -> Any:
@@ -39,13 +38,6 @@ def piece() -> Any:
         for _ in range(_KERNELS):
             cell.add_(1)
     return graph, cell
-
-
-def straight(graphs: Any, pieces: list[int]) -> int:
-    graph, after = graphs.create(), []
-    for each in pieces:
-        after = [graphs.add_child(graph, after, each)]
-    return int(graph)
 
 
 def nested(graphs: Any, pieces: list[int]) -> int:
@@ -79,36 +71,29 @@ WAYS: dict[str, Callable[[Any, list[int]], int]] = {
 }
 
 
-def seconds(graphs: Any, executable: int) -> float:
-    """Of one run, by the device's clock over some launches in a row."""
-    import torch
-
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    stream = torch.cuda.current_stream().cuda_stream
-    begin.record()
-    for _ in range(_LAUNCHES):
-        graphs.launch(executable, stream)
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1000 / _LAUNCHES
-
-
 def measured(nodes: int, pairs: int) -> list[dict[str, Any]]:
     """Each way with so many conditional nodes."""
     import torch
 
+    from narrowgauge_lab.anytime.chains import chained
     from narrowgauge_lab.anytime.conditional import DriverGraphs
+    from narrowgauge_lab.measure import TimingPlan, interleave
 
-    graphs = DriverGraphs(torch.device("cuda"))
+    device = torch.device("cuda", torch.cuda.current_device())
+    graphs = DriverGraphs(device)
     held = [piece() for _ in range(nodes + 1)]
     raw = [graph.raw_cuda_graph() for graph, _ in held]
-    base = graphs.instantiate(straight(graphs, raw))
+
+    def launched(graph: int) -> Callable[[], None]:
+        executable = graphs.instantiate(graph)
+        return lambda: graphs.launch(executable, torch.cuda.current_stream().cuda_stream)
+
+    straight = launched(chained(graphs, raw, 0)[0])
     rows = []
     for name, make in WAYS.items():
-        other = graphs.instantiate(make(graphs, raw))
-        for _ in range(3):
-            seconds(graphs, base), seconds(graphs, other)
-        added = [(seconds(graphs, other) - seconds(graphs, base)) / nodes for _ in range(pairs)]
+        turns = interleave(launched(make(graphs, raw)), straight, device, TimingPlan(), pairs)
+        both = zip(turns.first.seconds, turns.second.seconds, strict=True)
+        added = [(one - other) / nodes for one, other in both]
         rows.append({"way": name, "nodes": nodes, "added_s": added})
     return rows
 

@@ -1,11 +1,11 @@
 """How many images a second a CIFAR-form ResNet trains on, with and without torch.compile, on a GPU.
 
     PYTHONPATH=src python benchmarks/layers/compiled_training.py [--depth 18 50] [--batch 128]
-        [--blocks N] [--steps N] [--json FILE]
+        [--pairs N] [--json FILE]
 
 Both are the steps of the training loop (`narrowgauge_lab.stepping`) in bf16, channels_last, each
-replayed as a CUDA graph; images are noise. Blocks of so many steps take turns, A B B A …, and each
-block is timed by two events. The first step of what is compiled, minutes at most, is beside them.
+replayed as a CUDA graph, and take turns; images are noise. The first step of what is compiled,
+minutes at most, is beside them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from typing import Any
 
 #: Images that steps draw their batches from.
 IMAGES = 8192
+SIDES = ("plain", "compiled")
+#: Steps until one is captured, and replayed.
+_WARM_UP = 5
 
 
 def stepper(depth: int, batch: int, compiles: bool) -> Any:
@@ -48,50 +51,41 @@ def stepper(depth: int, batch: int, compiles: bool) -> Any:
     return Stepper(net, optimizer, feed, mode, ALONE, batch, "auto", None, compiles)
 
 
-def seconds(step: Any, batch: int, steps: int) -> float:
-    """A block of `steps` steps, by the device's clock."""
+def measured(depth: int, batch: int, pairs: int) -> dict[str, Any]:
+    """One network: seconds of a step in each sample of either side."""
     import torch
 
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    indices = torch.arange(batch, device="cuda")
-    begin.record()
-    for _ in range(steps):
-        step(indices)
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1000
+    from narrowgauge_lab.measure import TimingPlan, interleave
 
-
-def measured(depth: int, batch: int, blocks: int, steps: int) -> dict[str, Any]:
-    """One network: images per second of each block of either side."""
-    import torch
-
-    both, first = {}, {}
-    for name in ("plain", "compiled"):
-        both[name] = stepper(depth, batch, name == "compiled")
-        begun = time.monotonic()
-        seconds(both[name], batch, 1)
-        first[name] = time.monotonic() - begun
-        seconds(both[name], batch, 10)  # captured by now
-    rates: dict[str, list[float]] = {name: [] for name in both}
-    for block in range(blocks):
-        for name in ("plain", "compiled") if block % 2 else ("compiled", "plain"):
-            rates[name].append(batch * steps / seconds(both[name], batch, steps))
+    device = torch.device("cuda", torch.cuda.current_device())
+    indices = torch.arange(batch, device=device)
+    plain, compiled = (stepper(depth, batch, compiles) for compiles in (False, True))
+    begun = time.monotonic()
+    compiled(indices)
+    torch.cuda.synchronize(device)
+    first = time.monotonic() - begun
+    for step in (plain, compiled):
+        for _ in range(_WARM_UP):
+            step(indices)
+    turns = interleave(
+        lambda: compiled(indices), lambda: plain(indices), device, TimingPlan(), pairs
+    )
     return {
         "depth": depth, "batch": batch, "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__, "first_step_s": first, "images_per_second": rates,
+        "torch": torch.__version__, "first_step_s": first,
+        "compiled": list(turns.first.seconds), "plain": list(turns.second.seconds),
     }  # fmt: skip
 
 
 def line(row: dict[str, Any]) -> str:
-    """Medians, and the least and the most ratio of two blocks that stood side by side."""
-    plain, compiled = (row["images_per_second"][name] for name in ("plain", "compiled"))
-    ratios = sorted(one / other for one, other in zip(compiled, plain, strict=True))
+    """Medians, and the least and the most ratio of two samples that stood side by side."""
+    ratios = sorted(one / other for one, other in zip(row["plain"], row["compiled"], strict=True))
+    plain, compiled = (row["batch"] / statistics.median(row[name]) for name in SIDES)
     return (
-        f"ResNet-{row['depth']}, batch {row['batch']}, {row['device']}: plain"
-        f" {statistics.median(plain):,.0f} images/s, compiled {statistics.median(compiled):,.0f},"
+        f"ResNet-{row['depth']}, batch {row['batch']}, {row['device']}:"
+        f" plain {plain:,.0f} images/s, compiled {compiled:,.0f},"
         f" {statistics.median(ratios):.2f} times ({ratios[0]:.2f} to {ratios[-1]:.2f});"
-        f" first step {row['first_step_s']['compiled']:.0f} s"
+        f" first step {row['first_step_s']:.0f} s"
     )
 
 
@@ -99,13 +93,12 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--depth", type=int, nargs="+", default=[18, 50])
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--blocks", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     rows = []
     for depth in options.depth:
-        rows.append(measured(depth, options.batch, options.blocks, options.steps))
+        rows.append(measured(depth, options.batch, options.pairs))
         print(line(rows[-1]), flush=True)
         if options.json:
             options.json.write_text(json.dumps(rows, indent=1))

@@ -39,8 +39,6 @@ __all__ = [
 
 T = TypeVar("T")
 _WARM_UP_CALLS = 3
-#: What records say of what is replayed.
-GRAPH = "cuda-graph"
 
 
 class CapturedCall(Generic[T]):
@@ -112,9 +110,10 @@ def captured_alike(
     if not torch_compat.graphs_available(device):
         return list(calls), f"launch by launch: a {device.type} has no CUDA graphs"
     try:
-        return [capture(call, device, "it is timed launch by launch") for call in calls], GRAPH
+        captured = [capture(call, device, "it is timed launch by launch") for call in calls]
     except CaptureError as error:
         return list(calls), f"launch by launch: {error.what}: {error.why}"
+    return list(captured), "cuda-graph"
 
 
 class GraphRunner(TorchRunner):
