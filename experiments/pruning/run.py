@@ -34,7 +34,7 @@ _SYNTHETIC = {"channels": 3, "size": 32, "classes": 10, "train": 400, "test": 10
 _TEST_BATCH = 500
 
 
-# unverified: profile paper of pruning | no GPU was here | narrowgauge run pruning --profile paper
+# unverified: profile paper of pruning | a part ran | narrowgauge run pruning --profile paper
 def run(ctx: RowContext) -> None:
     """Measure as `ctx.parameters` say."""
     parameters = ctx.parameters

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from narrowgauge.errors import UsageError
@@ -98,10 +98,12 @@ def _device(record: Record) -> str:
 def render_tables(page: str, folder: Path) -> str:
     """Fill every `<!-- table: DEVICE/RUN metric,… -->` of an experiment's page from its references,
     every `<!-- ladder: DEVICE/RUN NAME -->` with the drawing of that name, as a table, and every
-    `<!-- matrix: … -->` with what `matrix` makes of several records.
+    `<!-- matrix: … -->` with what `matrix` makes of several records. A table may be of several
+    records whose rows join, such as shards of one run: `DEVICE/RUN+RUN metric,…`.
 
     Beside ratios stands the noise floor that is among the references of the same experiments.
-    Raises UsageError for a marker whose record or drawing is not there.
+    Raises UsageError for a marker whose record or drawing is not there, and for records that do not
+    join.
     """
     floors = Floors.in_references(folder.parent)
 
@@ -110,16 +112,51 @@ def render_tables(page: str, folder: Path) -> str:
         if kind == "matrix":
             return f"{begin}{matrix_markdown(folder, said.strip())}\n{end}"
         where, _, words = said.strip().partition(" ")
-        path = folder / "reference" / f"{where}.json.gz"
-        if not path.is_file():
-            raise UsageError(f"the {kind} '{said.strip()}' has no record {path}")
-        record = load_record(path)
+        device, _, names = where.partition("/")
+        records = []
+        for name in names.split("+"):
+            path = folder / "reference" / device / f"{name}.json.gz"
+            if not path.is_file():
+                raise UsageError(f"the {kind} '{said.strip()}' has no record {path}")
+            records.append(load_record(path))
+        record, source = _joined(records), _source(records)
         if kind == "ladder":
-            return f"{begin}{_ladder(record, words.strip(), floors)}{_source(record)}\n{end}"
+            return f"{begin}{_ladder(record, words.strip(), floors)}{source}\n{end}"
         chosen = [name.strip() for name in words.split(",") if name.strip()]
-        return f"{begin}{markdown_table(record, floors, chosen)}{_source(record)}\n{end}"
+        return f"{begin}{markdown_table(record, floors, chosen)}{source}\n{end}"
 
     return _MARKER.sub(fill, page)
+
+
+def _joined(records: Sequence[Record]) -> Record:
+    """The first record with the rows of all. Raises UsageError where they are not of one code, on
+    one device, with the same parameters of the run."""
+    first = records[0]
+    wanted = _told_apart(first)
+    for each in records[1:]:
+        found = _told_apart(each)
+        other = next((name for name in wanted if found.get(name) != wanted[name]), None)
+        if other is not None:
+            raise UsageError(
+                f"{first.run_id} and {each.run_id} are not of one table",
+                why=f"they differ in {other}: {wanted[other]} and {found.get(other)}",
+                next_step="a table for each",
+            )
+    return dataclasses.replace(first, rows=tuple(row for each in records for row in each.rows))
+
+
+def _told_apart(record: Record) -> dict[str, object]:
+    """What has to be the same for rows to stand in one table; those parameters that rows have of
+    their own may differ."""
+    own = {name for row in record.rows for name in row.parameters}
+    run = {name: value for name, value in record.parameters.items() if name not in own}
+    return {
+        "the experiment": record.experiment,
+        "the profile": record.profile,
+        "device or torch": measured_on(record),
+        **{f"the hash '{name}'": value for name, value in vars(record.hashes).items()},
+        **run,
+    }
 
 
 def _ladder(record: Record, name: str, floors: Floors) -> str:
@@ -132,9 +169,12 @@ def _ladder(record: Record, name: str, floors: Floors) -> str:
     return table
 
 
-def _source(record: Record) -> str:
+def _source(records: Sequence[Record]) -> str:
     note = "median over the valid repeats (least to most)"
-    return f"\n{record.profile} on {measured_on(record)}; {note}; record `{record.run_id}`.\n"
+    names = ", ".join(f"`{record.run_id}`" for record in records)
+    what = "record" if len(records) == 1 else "records"
+    first = records[0]
+    return f"\n{first.profile} on {measured_on(first)}; {note}; {what} {names}.\n"
 
 
 def update_page(folder: Path, *, check: bool, say: Callable[[str], None]) -> None:

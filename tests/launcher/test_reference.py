@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ratio_cases import bench_run
@@ -14,7 +15,7 @@ from result_cases import host, recorded, with_row
 from narrowgauge.errors import UsageError
 from narrowgauge.reference import MOST_SAMPLES, export, reduce_record, render_tables, update_page
 from narrowgauge_contract.outcome import Metric, Validity
-from narrowgauge_contract.record import ImageFacts, Record, load_record
+from narrowgauge_contract.record import Hashes, ImageFacts, Record, load_record
 
 
 @pytest.fixture
@@ -99,6 +100,9 @@ def test_a_run_without_a_valid_row_is_no_reference(record: Record, tmp_path: Pat
     assert "no valid row" in caught.value.why
 
 
+_HASHES = Hashes(image=None, experiment="other", source="other")
+
+
 class TestTables:
     @pytest.fixture
     def folder(self, record: Record, tmp_path: Path) -> Path:
@@ -140,6 +144,35 @@ class TestTables:
             render_tables(
                 marker.replace(" ladder -->", " stairs -->") + "\n<!-- /ladder -->", folder
             )
+
+    def test_shards_of_a_run_stand_in_one_table(self, record: Record, tmp_path: Path) -> None:
+        half = dataclasses.replace(record, rows=record.rows[:1])
+        rest = dataclasses.replace(record, run_id=f"{record.run_id}-b", rows=record.rows[1:])
+        for each in (half, rest):
+            export(each, tmp_path)
+        marker = f"<!-- table: epyc/{half.run_id}+{rest.run_id} accuracy -->"
+
+        page = render_tables(f"{marker}\n<!-- /table -->\n", tmp_path / "toy")
+
+        assert "| fp32 | 99.10 (99.00 to 99.20) | 3/3 |" in page
+        assert f"records `{half.run_id}`, `{rest.run_id}`." in page
+
+    @pytest.mark.parametrize(
+        ("changed", "named"),
+        [({"profile": "paper"}, "the profile"), ({"hashes": _HASHES}, "the hash")],
+    )
+    def test_what_was_measured_otherwise_does_not(
+        self, record: Record, tmp_path: Path, changed: dict[str, Any], named: str
+    ) -> None:
+        other = dataclasses.replace(record, run_id=f"{record.run_id}-b", **changed)
+        for each in (record, other):
+            export(each, tmp_path)
+        page = f"<!-- table: epyc/{record.run_id}+{other.run_id} -->\n<!-- /table -->\n"
+
+        with pytest.raises(UsageError, match="not of one table") as caught:
+            render_tables(page, tmp_path / "toy")
+
+        assert named in caught.value.why
 
     def test_a_marker_without_its_record_is_an_error(self, tmp_path: Path) -> None:
         page = "<!-- table: h200/none -->\n<!-- /table -->\n"

@@ -62,7 +62,6 @@ class ExitStepper(Stepper):
         with self.mode.autocast():
             return self.objective.losses(self.model, images, labels)
 
-    # unverified: compiled, on a GPU | one output ran on one | sact -p compile=true there
     def _parts(self, images: torch.Tensor, labels: torch.Tensor) -> _Parts:
         """The losses as a compiler takes them."""
         found = self.objective.losses(self.model, images, labels)

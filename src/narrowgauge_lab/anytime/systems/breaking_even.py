@@ -84,7 +84,6 @@ def blobs(batch: int, size: int, share: float, generator: torch.Generator) -> to
     return mask.scatter_(1, order, True).view(batch, size, size)
 
 
-# unverified: units replayed as graphs | no GPU since | nox -s gpu, its slow tests
 def measure_shares(
     case: Case,
     device: torch.device,
