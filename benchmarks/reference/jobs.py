@@ -41,6 +41,7 @@ class Job:
     env: tuple[tuple[str, str], ...] = ()
     alone: bool = False
     shares: bool = False
+    spread: bool = False
 
 
 class ListError(Exception):
@@ -115,6 +116,7 @@ def _job(table: dict[str, Any], place: str) -> Job:
         env=tuple(sorted((key, str(value)) for key, value in table.get("env", {}).items())),
         alone=bool(table.get("alone", False)),
         shares=bool(table.get("shares", False)),
+        spread=bool(table.get("spread", False)),
     )
 
 

@@ -18,6 +18,8 @@ it reads: it is left for another time where one is not in the data folder. `afte
 it in the list that it waits for and whose folders it may read, as `{out}/NAME/…` in its words: it
 is left undone where one of them failed. `env` sets variables, `alone = true` waits until every
 other lane has ended, and the others wait for it: for what measures the CPU or the bus too.
+`spread = true` keeps no job to its lane's cores: for what the CPU binds, beside what needs one core
+of its share; its `env` says how many threads.
 
 A GPU that is named several times (`--gpus 0,0,0,0`) has as many lanes, by NVIDIA's MPS where that
 is installed. Only jobs with `shares = true` run side by side there, each on its share of the cores,
@@ -214,7 +216,7 @@ def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespac
             log.write(f"{error}\n".encode())
             code: int | None = NO_SUCH_COMMAND
         else:
-            _pin(child.pid, cores if not job.alone else ())
+            _pin(child.pid, () if job.alone or job.spread else cores)
             code = _wait(child, options)
     seconds = time.monotonic() - begin
     if code is not None:

@@ -115,9 +115,9 @@ def test_what_is_built_in_is_a_plan_under_its_own_name(name: str) -> None:
 
 def test_what_is_built_in_covers_what_the_experiments_name() -> None:
     assert set(BUILTIN) == {
-        "cpu", "accelerator", "accelerator-tf32", "accelerator-bf16", "original-fp32",
-        "original-fp16", *(f"hetero-{precision}" for precision in PRECISIONS), "tensorrt-fp32",
-        "tensorrt-fp16",
+        "cpu", "accelerator", *(f"accelerator-{each}" for each in PRECISIONS if each != "fp32"),
+        "original-fp32", "original-fp16", *(f"hetero-{each}" for each in PRECISIONS),
+        "tensorrt-fp32", "tensorrt-fp16",
     }  # fmt: skip
     original = parse_plan(BUILTIN["original-fp32"], "").transfers
     assert (original.policy, original.resident, original.weights) == (

@@ -66,9 +66,10 @@ def test_every_precision_learns_and_is_what_ran(tmp_path: Path, precision: str) 
     assert moved["from_device"] > 0
 
 
-@pytest.mark.parametrize("name", ["accelerator", "accelerator-tf32", "accelerator-bf16"])
-def test_all_on_the_gpu_moves_nothing(tmp_path: Path, name: str) -> None:
-    _needs("tf32")
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16", "int8", "fp8"])
+def test_all_on_the_gpu_moves_nothing(tmp_path: Path, precision: str) -> None:
+    _needs(precision)
+    name = "accelerator" if precision == "fp32" else f"accelerator-{precision}"
     case = _PlanCase(tmp_path)
     case.train_by(name, epochs=8)
 
