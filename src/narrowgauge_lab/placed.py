@@ -76,9 +76,17 @@ class Placed:
         self.converted = convert(model, plan, ctx.device)
         # What native layers compute in is a matter of flags; placed ones set their own.
         tf32_flags.allow_tf32(self.converted.native_precision == "tf32")
-        self.placing = Placing(deferred_weight_grads, _scales_loss(plan))
+        captured = self.converted.capturable
+        #: Steps that may be captured share one draw; others draw for each pass.
+        self._announces = captured and "int8" in plan.precisions()
+        self.placing = Placing(deferred_weight_grads, _scales_loss(plan), captured, self._begin)
         self.short_ranged = _short_ranged(plan)
         self._said: Dict[str, Any] = {}
+
+    def _begin(self) -> None:
+        """The next step begins."""
+        if self._announces:
+            self.converted.bus.draws.begin()
 
     def record(self, differentiate: Callable[[], None], images: int, values: torch.Tensor) -> None:
         """Record the plan and what it became, and show it `values`, the one tensor that all weights
@@ -138,7 +146,8 @@ class Placed:
 
     def watch(self, differentiate: Callable[[], None]) -> OverflowWatch:
         """What each pass of a step sees, with no trace in torch's generators."""
-        with torch.random.fork_rng(devices=[]), self.converted.watch_overflow() as watch:
+        aside = self.converted.bus.draws.aside()
+        with torch.random.fork_rng(devices=[]), aside, self.converted.watch_overflow() as watch:
             differentiate()
         return watch
 

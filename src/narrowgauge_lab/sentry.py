@@ -57,15 +57,20 @@ class Sentry:
 
     def __init__(self, device: torch.device) -> None:
         self.first = torch.zeros((), dtype=torch.float64, device=device)
+        #: Updates since `begin`: counted on the device, where a captured step runs no host code.
+        self._updates = torch.zeros_like(self.first)
+
+    def begin(self) -> None:
+        """Count updates from 1 again."""
+        self._updates.zero_()
 
     def judge(
         self,
-        number: int,
         loss: torch.Tensor,
         gradient: torch.Tensor,
         scale: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
-        """Whether to skip update `number`: a boolean scalar on the device.
+        """Whether to skip the next update: a boolean scalar on the device.
 
         Under a loss scale an overflown gradient is no accident, unless it is one at every scale.
         """
@@ -74,6 +79,7 @@ class Sentry:
             bad = bad | torch.isfinite(gradient).all().logical_not()
         else:
             bad = bad | (scale < _LEAST_SCALE)
+        self._updates.add_(1.0)
         fresh = bad & (self.first == 0)
-        self.first.copy_(torch.where(fresh, torch.full_like(self.first, number), self.first))
+        self.first.copy_(torch.where(fresh, self._updates, self.first))
         return self.first > 0

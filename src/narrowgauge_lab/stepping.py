@@ -30,11 +30,14 @@ _AnyStep = Union[EagerStep, GraphedStep]
 
 @dataclasses.dataclass(frozen=True)
 class Placing:
-    """What placed layers change of a step: the context of its backward pass, and whether the loss
-    is scaled. Such a step is never captured, and stops before an update that is not finite."""
+    """What placed layers change of a step: the context of its backward pass, whether the loss is
+    scaled, whether it can be captured, and what goes before each. Such a step stops before an
+    update that is not finite."""
 
     backward: Callable[[], ContextManager[Any]]
     scales_loss: bool
+    captured: bool
+    begin: Callable[[], None]
 
 
 class Stepper:
@@ -67,10 +70,9 @@ class Stepper:
         self.loss_scale = precision.LossScale(mode.device) if scales else None
         self._backward = contextlib.nullcontext if placing is None else placing.backward
         self._sentry = None if placing is None else Sentry(mode.device)
+        self._announce = None if placing is None else placing.begin
         #: Sums over the epoch so far: loss · images, and correct answers. Read once per epoch.
         self.totals = torch.zeros(2, dtype=torch.float64, device=mode.device)
-        #: Updates since `begin`.
-        self.number = 0
         self._loss = torch.zeros((), device=mode.device)
         self._lookout = Lookout(self.totals[0] if self._sentry is None else self._sentry.first)
         self._full = batch_size * group.size
@@ -81,7 +83,7 @@ class Stepper:
         body = self._gradients if shared else self._update
 
         def make() -> _AnyStep:
-            if placing is not None:
+            if placing is not None and not placing.captured:
                 return EagerStep(body, "layers are placed by a plan, and their copies wait")
             return make_step(graphs, body, batch_size, mode.device, beside_threads=shared)
 
@@ -114,7 +116,8 @@ class Stepper:
     def begin(self) -> None:
         """Begin an epoch: its sums are 0."""
         self.totals.zero_()
-        self.number = 0
+        if self._sentry is not None:
+            self._sentry.begin()
 
     def stopped(self) -> bool:
         """Whether a loss was not finite, some updates ago at the latest; asked once an update. Not
@@ -135,7 +138,8 @@ class Stepper:
 
     def __call__(self, indices: torch.Tensor) -> None:
         """One update from the images at `indices`, of which this process takes its shard."""
-        self.number += 1
+        if self._announce is not None:
+            self._announce()
         step = self._step()
         if self.group.size == 1:
             step(indices)
@@ -201,7 +205,7 @@ class Stepper:
         skip = overflowed
         if self._sentry is not None:
             now = None if scale is None else scale.scale
-            held = self._sentry.judge(self.number, self._loss, gradient, now)
+            held = self._sentry.judge(self._loss, gradient, now)
             skip = held if overflowed is None else held | overflowed
         self.optimizer.step(skip=skip)
         if scale is not None and overflowed is not None:

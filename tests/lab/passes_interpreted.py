@@ -16,6 +16,7 @@ from passes_cases import CASES, Case, differently_laid, exact_int8, layer, produ
 from narrowgauge_kernels.wire import pack_int8_ref
 from narrowgauge_lab.layers.passes import Quantised, passes_for
 from narrowgauge_lab.layers.passes.matrix import DEEPEST
+from narrowgauge_lab.layers.passes.seeds import SeedAt, seed_under
 
 CPU = torch.device("cpu")
 #: The interpreter takes seconds for each; the others are like one of these.
@@ -52,6 +53,10 @@ def check_quantised() -> None:
             found = chosen.prepared_input(x) if seed is None else chosen.prepared_grad(x, seed)
             assert torch.equal(found.values, values), (how, seed)
             assert torch.equal(torch.nan_to_num(found.scale, -1), torch.nan_to_num(scale, -1)), how
+    for base, place in ((0, 0), (5, 3), (2**62 - 1, 400), (-(2**40), 1)):
+        at = SeedAt(torch.tensor([base]), place)
+        values, _ = pack_int8_ref(made.x, seed_under(base, place))
+        assert torch.equal(chosen.prepared_grad(made.x, at).values, values), (base, place)
 
 
 def check_layouts() -> None:

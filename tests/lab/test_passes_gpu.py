@@ -27,6 +27,7 @@ from narrowgauge_kernels.wire import pack_int8_ref
 from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.layers.passes import PRECISIONS, missing, passes_for, tiling
 from narrowgauge_lab.layers.passes.choice import product_of
+from narrowgauge_lab.layers.passes.seeds import SeedAt, seed_under
 from narrowgauge_lab.measure import probe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:::torch")]
@@ -114,6 +115,29 @@ def test_what_is_quantised_here_has_the_bits_of_the_wire(case: Case, seed: Any) 
             assert torch.equal(found.scale.cpu().isnan(), scale.isnan())
             known = ~scale.isnan()
             assert torch.equal(found.scale.cpu()[known], scale[known])
+
+
+def test_a_captured_rounding_takes_the_seed_that_is_there_at_its_replay() -> None:
+    case = CASES[0]
+    made, chosen = layer(case, CUDA), passes("int8", case)
+    if chosen.product != "triton":
+        pytest.skip("no Triton here")
+    base = torch.zeros(1, dtype=torch.int64, device=CUDA)
+    at = SeedAt(base, 2)
+    chosen.prepared_grad(made.grad, at)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = chosen.prepared_grad(made.grad, at)
+
+    rounded = []
+    for number in (7, 2**61 + 1):
+        base.fill_(number)
+        graph.replay()
+        values, _ = pack_int8_ref(made.grad.cpu(), seed_under(number, 2))
+        assert torch.equal(found.values.cpu(), values)
+        rounded.append(values)
+    assert not torch.equal(*rounded)
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])

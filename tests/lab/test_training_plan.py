@@ -173,7 +173,7 @@ def test_fp16_scales_the_loss(tmp_path: Path) -> None:
 
 
 def test_the_original_had_no_loss_scaling_and_has_none_here() -> None:
-    scaled = ("hetero-fp16", "tensorrt-fp16")
+    scaled = ("accelerator-fp16", "hetero-fp16", "tensorrt-fp16")
     scales = {name: placed._scales_loss(_plan(name)) for name in BUILTIN}
 
     assert {name for name, scaled_here in scales.items() if scaled_here} == set(scaled)
@@ -309,10 +309,8 @@ def test_a_sentry_holds_from_the_first_bad_update_on() -> None:
     gradient = torch.ones(4)
     lookout = Lookout(sentry.first)
     held = []
-    for number, (loss, by) in enumerate(
-        [(good, gradient), (good, gradient / 0), (good, gradient), (bad, gradient)], 1
-    ):
-        held.append(bool(sentry.judge(number, loss, by)))
+    for loss, by in [(good, gradient), (good, gradient / 0), (good, gradient), (bad, gradient)]:
+        held.append(bool(sentry.judge(loss, by)))
 
     assert held == [False, True, True, True]
     assert lookout.look() == 2
@@ -322,9 +320,11 @@ def test_a_sentry_leaves_overflow_to_a_loss_scale_until_no_scale_helps() -> None
     sentry = Sentry(CPU)
     loss, gradient = torch.tensor(1.0), torch.full((4,), math.inf)
 
-    assert not sentry.judge(1, loss, gradient, torch.tensor(65536.0))
-    assert sentry.judge(2, loss, gradient, torch.tensor(2.0**-11))
-    assert sentry.first.item() == 2
+    assert not sentry.judge(loss, gradient, torch.tensor(65536.0))
+    sentry.begin()
+    assert not sentry.judge(loss, gradient, torch.tensor(65536.0))
+    assert sentry.judge(loss, gradient, torch.tensor(2.0**-11))
+    assert sentry.first.item() == 2, "of the epoch that began last"
 
 
 def test_a_trained_model_computes_with_the_weights_that_it_has(tmp_path: Path) -> None:

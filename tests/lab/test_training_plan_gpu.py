@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +77,7 @@ def test_all_on_the_gpu_moves_nothing(tmp_path: Path, precision: str) -> None:
     row = case.row()
     assert row.validity.valid, row.validity.reasons
     assert row.facts["bytes_per_step"] == {"to_device": 0, "from_device": 0, "images": 16}
+    assert row.facts["graphs_ran"] == "cuda-graph"
     assert row.metric("images_per_second").source == "cuda-event"
 
 
@@ -88,6 +90,33 @@ def test_killed_and_resumed_is_bitwise_the_same(tmp_path: Path, name: str) -> No
         case.train_by(name, epochs=4, fail_at=13)
 
     case.train_by(name, epochs=4, resume=True)
+
+    for metric in whole.row().metrics:
+        if metric.name not in _TIMED:
+            assert case.values(metric.name) == metric.values
+
+
+@pytest.mark.parametrize("name", ["accelerator-bf16", "accelerator-int8"])
+def test_a_captured_step_resumes_bitwise_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Its seeds are drawn step by step, however few of the steps the host sees."""
+    _needs(name.partition("-")[2])
+    whole, case = _PlanCase(tmp_path / "whole"), _PlanCase(tmp_path / "stopped")
+    whole.train_by(name, epochs=6)
+    run_epoch = training.Training.run_epoch
+
+    def stops(self: Any) -> Any:
+        if self.epoch == 3:
+            raise KeyboardInterrupt
+        return run_epoch(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Training, "run_epoch", stops)
+        with pytest.raises(KeyboardInterrupt):
+            case.train_by(name, epochs=6)
+
+    case.train_by(name, epochs=6, resume=True)
 
     for metric in whole.row().metrics:
         if metric.name not in _TIMED:

@@ -557,6 +557,23 @@ def test_a_newer_run_of_one_side_alone_does_not_unseat_an_older_one_of_both() ->
     assert judged(value_claim(2.0), alone, older).runs == (alone.run_id,)
 
 
+def test_runs_by_different_placement_plans_stand_beside_each_other_where_the_claim_names_them() -> (
+    None
+):
+    slow = dataclasses.replace(record({"eager": SLOW}), plan={"eager": {"a": 1}})
+    fast = dataclasses.replace(
+        record({"own": FAST}, run_id="20261122T100000Z-race-bbbbbb"), plan={"own": {"a": 2}}
+    )
+
+    found = judged(claim(), slow, fast)
+
+    assert (found.verdict, set(found.runs)) == (Verdict.REPRODUCED, {slow.run_id, fast.run_id})
+    # One name for two plans, or a plan that no selection speaks of, keeps them apart.
+    for plan in ({"own": {"a": 2}, "eager": {"a": 9}}, {"own": {"a": 2}, "graph": {"a": 3}}):
+        other = dataclasses.replace(fast, plan=plan)
+        assert judged(claim(), slow, other).verdict is Verdict.SKIPPED
+
+
 def test_a_newer_run_on_another_device_does_not_unseat_one_on_the_claims_own() -> None:
     own = both(run_id="20261121T100000Z-race-aaaaaa", device="Xeon 8")
     newer = both(run_id="20261122T100000Z-race-bbbbbb")
@@ -627,6 +644,19 @@ def test_another_recipe_shows_a_claim_as_a_trend_and_says_so() -> None:
     assert found.verdict is Verdict.REPRODUCED_TREND
     assert "lr is 0.3, and the claim's profile has 0.1" in found.reason
     assert "a run of the profile short" in found.flip
+
+
+def test_one_side_of_the_profiles_recipe_does_not_hide_both_of_another() -> None:
+    both_quick = both(lr=0.3)
+    alone = record({"own": FAST}, run_id="20261122T100000Z-race-bbbbbb")
+
+    found = judged(claim(), alone, both_quick)
+
+    assert (found.verdict, found.runs) == (Verdict.REPRODUCED_TREND, (both_quick.run_id,))
+    # What went wrong with the profile's own is not passed over.
+    spoiled = both(run_id="20261122T100000Z-race-bbbbbb")
+    eager = [r.index for r in spoiled.rows if r.parameters["engine"] == "eager"]
+    assert judged(claim(), invalid(spoiled, *eager), both_quick).verdict is Verdict.INVALID
 
 
 @pytest.mark.parametrize("eager", [FAST, (1.0, 3.0, 1.0, 3.0, 1.0, 3.0)], ids=["beside", "across"])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from narrowgauge.judge.apart import facts_of, named_apart
 from narrowgauge.judge.devices import matches_device
 from narrowgauge.judge.model import Exclusion
 from narrowgauge.judge.rows import (
@@ -26,10 +27,9 @@ from narrowgauge.judge.settings import (
     named_by,
     varying_in,
 )
-from narrowgauge.statistics import word
 from narrowgauge_contract.claims import Claim
 from narrowgauge_contract.figures import is_time
-from narrowgauge_contract.record import Record, agreement_facts, differing
+from narrowgauge_contract.record import Record, agreement_facts
 from narrowgauge_contract.spec import ExperimentSpec
 
 __all__ = ["Case", "Evidence", "evidence_for"]
@@ -79,16 +79,17 @@ def evidence_for(claim: Claim, spec: ExperimentSpec, records: Sequence[Record]) 
     Records that differ from it in a checked fact are named, never put together with it. Rows count
     where each parameter that the claim leaves open has a value of the claim's profile or of a
     larger one; those in seconds say how long is measured, not what, and may be anything. Where no
-    record has such rows, those of another recipe do.
+    record has such rows of all that the claim compares, those of another recipe do.
     """
     asked = profile_values(spec, claim.profile)
     found = _found(claim, spec, records, asked)
     recipe = [name for name, each in spec.parameters.items() if each.recipe and name in asked]
-    if found.records or not recipe:
+    whole = bool(found.records) and not found.lacking
+    if whole or found.spoiled or not recipe:
         return found
     rest = {name: values for name, values in asked.items() if name not in recipe}
     other = _found(claim, spec, records, rest)
-    if not other.records:
+    if not other.records or (found.records and other.lacking):
         return found
     departures = (
         departure
@@ -173,12 +174,12 @@ def _agreeing(claim: Claim, newest: Record, looked: Sequence[Looked]) -> _Agreei
     lines: list[str] = []
     facts = agreement_facts(newest)
     for one in looked:
-        apart = list(_named_apart(newest, facts, one.record, fixed))
+        apart = list(named_apart(newest, facts, one.record, fixed))
         if not apart:
             joined.append(one)
         elif any(one.sides):
             lines += [f"{newest.run_id} / {one.record.run_id}: {line}" for line in apart]
-            why = f"it differs from {newest.run_id} in {_facts_of(apart)}"
+            why = f"it differs from {newest.run_id} in {facts_of(apart)}"
             exclusions.append(Exclusion(one.record.run_id, None, why))
     return joined, exclusions, lines
 
@@ -245,25 +246,6 @@ def _each_once(
 def _is_metered(unit: str) -> bool:
     """Whether a clock or a power meter gave the figure, so that it is new each time."""
     return is_time(unit) or not {"J", "W"}.isdisjoint(unit.split("/"))
-
-
-def _named_apart(
-    one: Record, facts: dict[str, Any], other: Record, fixed: set[str]
-) -> Iterator[str]:
-    """The disagreements, parameters one by one. One that every selection fixes may differ between
-    records: the rows that were selected have it equal."""
-    for line in differing(facts, agreement_facts(other)) if one is not other else ():
-        if not line.startswith("parameters:"):
-            yield line
-            continue
-        for name in sorted(one.parameters.keys() | other.parameters.keys()):
-            left, right = (each.parameters.get(name, "none") for each in (one, other))
-            if left != right and name not in fixed:
-                yield f"parameter {name}: {word(left)} / {word(right)}"
-
-
-def _facts_of(lines: Sequence[str]) -> str:
-    return ", ".join(line.partition(":")[0] for line in lines)
 
 
 def _cases(

@@ -19,6 +19,7 @@ import torch
 
 from narrowgauge_contract.placement import LayerPlacement
 from narrowgauge_lab.layers.hetero.bus import Bus
+from narrowgauge_lab.layers.hetero.drawing import drawn_seed
 from narrowgauge_lab.layers.hetero.gradients import Sent, Spans, WeightGradient, halves
 from narrowgauge_lab.layers.hetero.host import dense, elements
 from narrowgauge_lab.layers.hetero.keeping import Keeper
@@ -28,7 +29,7 @@ from narrowgauge_lab.layers.hetero.weights import Slot
 from narrowgauge_lab.layers.hetero.wire import DTYPES, WIRE_BYTES, Incoming, Outgoing, byte_count
 from narrowgauge_lab.layers.passes import Operand, Passes, Problem, Quantised, passes_for
 
-__all__ = ["Away", "drawn_seed"]
+__all__ = ["Away"]
 
 #: (piece on the device) -> its product.
 Product = Callable[[Operand], torch.Tensor]
@@ -374,8 +375,3 @@ def _product(
     product: Product, outgoing: Outgoing, low: int, high: int
 ) -> Callable[[], List[torch.Tensor]]:
     return lambda: [product(outgoing.piece(low, high))]
-
-
-def drawn_seed() -> int:
-    """From torch's generator of the CPU, whose state checkpoints keep."""
-    return int(torch.randint(0, 1 << 62, (1,)))

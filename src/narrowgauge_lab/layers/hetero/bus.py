@@ -23,6 +23,7 @@ from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_contract.placement import Transfers
 from narrowgauge_kernels import wire as wire_kernels
 from narrowgauge_lab.layers.hetero.chooser import Chooser
+from narrowgauge_lab.layers.hetero.drawing import Draws
 from narrowgauge_lab.layers.hetero.host import HostMemory
 from narrowgauge_lab.layers.hetero.lanes import Lanes
 from narrowgauge_lab.layers.hetero.late import LateGradients
@@ -62,6 +63,7 @@ class Bus:
         #: Copies are queued, and the host goes on.
         self.queues = transfers.policy != "pageable"
         self.cuda = device.type == "cuda"
+        self.draws = Draws(device)
         #: Set while statistics are asked for.
         self.overflow: Optional[OverflowWatch] = None
         #: Which way small copies go; `mapped` only.

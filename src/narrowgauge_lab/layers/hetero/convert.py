@@ -63,6 +63,12 @@ class Converted:
     def ledger(self) -> Ledger:
         return self.bus.ledger
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a step can be captured as a whole in a CUDA graph: nothing of it travels."""
+        here = all(each.is_cuda for each in self.model.parameters())
+        return self.bus.cuda and here and all(runner.stays for runner in self.runners)
+
     def watch(self, values: torch.Tensor) -> None:
         """A flat tensor of which parameters are parts, such as `FlatOptimizer.values`: without
         this their weights are sent at every call. See `weights`."""

@@ -7,13 +7,15 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from narrowgauge_contract.placement import LayerPlacement, PassPlacement
-from narrowgauge_lab.layers.hetero.away import Away, drawn_seed
+from narrowgauge_lab.layers.hetero.away import Away
 from narrowgauge_lab.layers.hetero.backends import BackendOptions, WholeBackend, make_backend
 from narrowgauge_lab.layers.hetero.bus import Bus
 from narrowgauge_lab.layers.hetero.gradients import bias_gradient
 from narrowgauge_lab.layers.hetero.ledger import Ledger
 from narrowgauge_lab.layers.hetero.prepared import Lease
 from narrowgauge_lab.layers.passes import Operand, Passes, Problem, passes_for
+from narrowgauge_lab.layers.passes.choice import seeds_on_device
+from narrowgauge_lab.layers.passes.seeds import Seed
 
 __all__ = ["Runner"]
 
@@ -103,6 +105,22 @@ class Runner:
                 found[name] = f"{device.type}: {passes.product if passes is not None else ''}"
         return found
 
+    @property
+    def stays(self) -> bool:
+        """Whether all passes are on the accelerator, as is everything else, and ask the host for
+        nothing that a captured step could not have baked in."""
+        self.open()
+        local = (self._forward, self._input_grad, self._weight_grad)
+        if self.elsewhere == "cpu":
+            return False
+        for name, passes in zip(("forward", "input_grad", "weight_grad"), local):
+            placed = self.placement.of(name)
+            if passes is None or placed.device != "accelerator":
+                return False
+            if placed.precision == "int8" and not seeds_on_device(passes):
+                return False
+        return True
+
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]
     ) -> Tuple[torch.Tensor, Optional[Operand], Optional[Lease]]:
@@ -168,7 +186,7 @@ class Runner:
         assert self._input_grad is not None
         device = self._device(placed)
         grad, weight = (self._brought("input_grad", each, device) for each in (grad, weight))
-        seed = drawn_seed() if placed.precision == "int8" else 0
+        seed = self._seed(placed, self._input_grad)
         with self.ledger.stage(self.layer, "input_grad", "compute", stream=self._stream(device)):
             result = self._input_grad.input_grad(grad, weight, shape, seed)
         return self._brought("input_grad", result, self.home)
@@ -196,7 +214,7 @@ class Runner:
         if wanted[1]:
             assert x is not None
             x = self._brought("weight_grad", x.detach(), device)
-            seed = drawn_seed() if placed.precision == "int8" else 0
+            seed = self._seed(placed, self._weight_grad)
         with self.ledger.stage(self.layer, "weight_grad", "compute", stream=self._stream(device)):
             if wanted[1]:
                 by_weight = self._weight_grad.weight_grad(grad, x, weight.shape, seed)
@@ -236,6 +254,11 @@ class Runner:
             to_device=size if up else 0, from_device=0 if up else size,
         ):  # fmt: skip
             return tensor.to(device)
+
+    def _seed(self, placed: PassPlacement, passes: Passes) -> Seed:
+        if placed.precision != "int8":
+            return 0
+        return self.bus.draws.next(on_device=seeds_on_device(passes))
 
     def _local(self, placed: PassPlacement) -> Optional[Passes]:
         """The passes of a product that does not go over the bus; None where it does, or where a

@@ -12,8 +12,11 @@ from narrowgauge_lab.layers.passes.floats import DTYPES, FloatPasses
 from narrowgauge_lab.layers.passes.matrix import MatrixPasses
 from narrowgauge_lab.layers.passes.problem import Operand, Problem
 from narrowgauge_lab.layers.passes.quantise import FORMATS
+from narrowgauge_lab.layers.passes.seeds import Seed
 
-__all__ = ["PRECISIONS", "PRODUCTS", "Passes", "missing", "passes_for", "product_of"]
+__all__ = [
+    "PRECISIONS", "PRODUCTS", "Passes", "missing", "passes_for", "product_of", "seeds_on_device",
+]  # fmt: skip
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "int8", "fp8")
 #: What multiplies 8-bit numbers; `Passes.product` says which it is.
@@ -38,18 +41,18 @@ class Passes(Protocol):
 
     def prepared_input(self, x: Operand) -> Any: ...
 
-    def prepared_grad(self, grad: Operand, seed: int = 0) -> Any: ...
+    def prepared_grad(self, grad: Operand, seed: Seed = 0) -> Any: ...
 
     def forward(
         self, x: Any, weight: torch.Tensor, bias: Optional[torch.Tensor] = None
     ) -> torch.Tensor: ...
 
     def input_grad(
-        self, grad: Any, weight: torch.Tensor, input_shape: Sequence[int], seed: int = 0
+        self, grad: Any, weight: torch.Tensor, input_shape: Sequence[int], seed: Seed = 0
     ) -> torch.Tensor: ...
 
     def weight_grad(
-        self, grad: Any, x: Any, weight_shape: Sequence[int], seed: int = 0
+        self, grad: Any, x: Any, weight_shape: Sequence[int], seed: Seed = 0
     ) -> torch.Tensor: ...
 
 
@@ -118,6 +121,11 @@ def passes_for(
 
         return ImplicitPasses(precision, device, problem, result_dtype)
     return MatrixPasses(precision, device, problem, result_dtype, product=chosen)
+
+
+def seeds_on_device(passes: Passes) -> bool:
+    """Whether what they round stochastically may be seeded by a number that is on the device."""
+    return passes.product == "triton"
 
 
 @functools.lru_cache(maxsize=None)

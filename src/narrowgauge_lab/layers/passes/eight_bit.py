@@ -10,6 +10,7 @@ import torch
 from narrowgauge_contract.errors import NotApplicableError
 from narrowgauge_lab.layers.passes.problem import Operand, Problem, Quantised
 from narrowgauge_lab.layers.passes.quantise import FORMATS, Format, quantise
+from narrowgauge_lab.layers.passes.seeds import Seed
 
 __all__ = ["LEAST_OF_GROUP", "EightBitPasses"]
 
@@ -44,7 +45,7 @@ class EightBitPasses(abc.ABC):
         """`x` as `forward` and `weight_grad` take it; given to both, it is quantised once."""
         return self._quantised(x, self.inputs, None)
 
-    def prepared_grad(self, grad: Operand, seed: int = 0) -> Quantised:
+    def prepared_grad(self, grad: Operand, seed: Seed = 0) -> Quantised:
         """`grad` as `input_grad` and `weight_grad` take it: int8 is rounded stochastically."""
         return self._quantised(grad, self.gradients, seed)
 
@@ -60,7 +61,7 @@ class EightBitPasses(abc.ABC):
 
     @torch.no_grad()
     def input_grad(
-        self, grad: Operand, weight: torch.Tensor, input_shape: Sequence[int], seed: int = 0
+        self, grad: Operand, weight: torch.Tensor, input_shape: Sequence[int], seed: Seed = 0
     ) -> torch.Tensor:
         self.require(weight.shape)
         shape = tuple(input_shape)
@@ -70,7 +71,7 @@ class EightBitPasses(abc.ABC):
 
     @torch.no_grad()
     def weight_grad(
-        self, grad: Operand, x: Operand, weight_shape: Sequence[int], seed: int = 0
+        self, grad: Operand, x: Operand, weight_shape: Sequence[int], seed: Seed = 0
     ) -> torch.Tensor:
         shape = tuple(weight_shape)
         self.require(shape)
@@ -93,7 +94,7 @@ class EightBitPasses(abc.ABC):
                 next_step="run this layer in bf16, fp16, tf32 or fp32",
             )
 
-    def _quantised(self, x: Operand, form: Format, seed: Optional[int]) -> Quantised:
+    def _quantised(self, x: Operand, form: Format, seed: Optional[Seed]) -> Quantised:
         return quantise(x, form, seed if form.name == "int8" else None)
 
     @abc.abstractmethod

@@ -19,6 +19,7 @@ from narrowgauge_lab.layers.passes.primitives import (
     without_autocast,
 )
 from narrowgauge_lab.layers.passes.problem import Operand, Problem, Quantised
+from narrowgauge_lab.layers.passes.seeds import Seed
 
 __all__ = ["DTYPES", "FloatPasses"]
 
@@ -57,7 +58,7 @@ class FloatPasses:
             return x.dequantised(self._dtype)
         return x.detach().to(self._dtype)
 
-    def prepared_grad(self, grad: Operand, seed: int = 0) -> torch.Tensor:
+    def prepared_grad(self, grad: Operand, seed: Seed = 0) -> torch.Tensor:
         """`grad` as `input_grad` and `weight_grad` take it."""
         del seed
         return self.prepared_input(grad)
@@ -81,7 +82,7 @@ class FloatPasses:
         return result.to(self.result_dtype)
 
     def input_grad(
-        self, grad: Operand, weight: torch.Tensor, input_shape: Sequence[int], seed: int = 0
+        self, grad: Operand, weight: torch.Tensor, input_shape: Sequence[int], seed: Seed = 0
     ) -> torch.Tensor:
         from_above, kernel = self.prepared_grad(grad, seed), self._cast(weight)
         if _empty(from_above, kernel):
@@ -94,7 +95,7 @@ class FloatPasses:
         return result.to(self.result_dtype)
 
     def weight_grad(
-        self, grad: Operand, x: Operand, weight_shape: Sequence[int], seed: int = 0
+        self, grad: Operand, x: Operand, weight_shape: Sequence[int], seed: Seed = 0
     ) -> torch.Tensor:
         from_above, image = self.prepared_grad(grad, seed), self.prepared_input(x)
         if _empty(from_above, image):

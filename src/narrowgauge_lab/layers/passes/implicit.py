@@ -19,6 +19,7 @@ from narrowgauge_lab.layers.passes.launches import Folded
 from narrowgauge_lab.layers.passes.matrix import DEEPEST, MatrixPasses
 from narrowgauge_lab.layers.passes.problem import Operand, Problem, Quantised
 from narrowgauge_lab.layers.passes.quantise import Format, recast
+from narrowgauge_lab.layers.passes.seeds import Seed
 
 __all__ = ["ImplicitPasses"]
 
@@ -39,7 +40,7 @@ class ImplicitPasses(EightBitPasses):
         # float64 holds any sum of int8 and is on every device.
         self._deep = MatrixPasses(precision, device, problem, result_dtype, product="float64")
 
-    def _quantised(self, x: Operand, form: Format, seed: Optional[int]) -> Quantised:
+    def _quantised(self, x: Operand, form: Format, seed: Optional[Seed]) -> Quantised:
         if isinstance(x, Quantised):
             return recast(x, form)
         return launches.quantise(x.detach(), form, seed if form.name == "int8" else None)

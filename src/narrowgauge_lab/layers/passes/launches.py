@@ -16,6 +16,7 @@ from narrowgauge_lab.layers.passes.geometry import Phase
 from narrowgauge_lab.layers.passes.matrix import DEEPEST
 from narrowgauge_lab.layers.passes.problem import Problem, Quantised
 from narrowgauge_lab.layers.passes.quantise import Format
+from narrowgauge_lab.layers.passes.seeds import Seed, SeedAt
 from narrowgauge_lab.layers.passes.tiling import BLOCK_K, Tile, depth_block, settled
 from narrowgauge_lab.measure.watch import declare
 
@@ -45,7 +46,7 @@ class Folded:
     inner: int
 
 
-def quantise(x: torch.Tensor, form: Format, seed: Optional[int]) -> Quantised:
+def quantise(x: torch.Tensor, form: Format, seed: Optional[Seed]) -> Quantised:
     """`reference.quantise`, int8 bit for bit; values are NHWC."""
     if seed is not None and x.numel() >= 1 << 32:
         return reference.quantise(x, form, seed)  # the kernel's index has 32 bits
@@ -60,14 +61,20 @@ def quantise(x: torch.Tensor, form: Format, seed: Optional[int]) -> Quantised:
     across = -(-channels // _CHANNELS)
     blocks = -(-count // _ROWS)
     each = -(-blocks // max(1, _LOOKING // across))
-    key, other_key = (0, 0) if seed is None else map(_signed, seed_keys(seed, 0))
+    far = isinstance(seed, SeedAt)
+    key, other_key, base, offset = 0, 0, largest, 0
+    if isinstance(seed, SeedAt):
+        base, offset = seed.base, seed.offset
+    elif seed is not None:
+        key, other_key = map(_signed, seed_keys(seed, 0))
     with _on(x.device):
         kernels.absmax_kernel[(-(-blocks // each), across)](
             pixels, largest, count, channels, each, BLOCK_P=_ROWS, BLOCK_C=_CHANNELS
         )
         kernels.quantise_kernel[(blocks, across)](
             pixels, values, largest, scale, count, channels, count // x.shape[0], key, other_key,
-            LIMIT=form.limit, DRAWN=seed is not None, BLOCK_P=_ROWS, BLOCK_C=_CHANNELS,
+            base, offset, LIMIT=form.limit, DRAWN=seed is not None, FAR=far, BLOCK_P=_ROWS,
+            BLOCK_C=_CHANNELS,
         )  # fmt: skip
     if x.dim() == 4:
         values = values.permute(0, 3, 1, 2)

@@ -17,6 +17,7 @@ import torch
 from narrowgauge_kernels.library import has_kernels
 from narrowgauge_kernels.wire import pack_int8, pack_int8_ref
 from narrowgauge_lab.layers.passes.problem import Operand, Quantised
+from narrowgauge_lab.layers.passes.seeds import Seed, SeedAt
 
 __all__ = ["FORMATS", "LEAST_SCALE", "Format", "folded", "quantise", "recast"]
 
@@ -47,16 +48,16 @@ def _formats() -> Dict[str, Format]:
 FORMATS = _formats()
 
 
-def quantise(x: Operand, form: Format, seed: Optional[int] = None) -> Quantised:
+def quantise(x: Operand, form: Format, seed: Optional[Seed] = None) -> Quantised:
     """`x` in the format. What came quantised keeps its scales, and its values are rounded where
-    they are int8 and fp8 is asked for."""
+    they are int8 and fp8 is asked for. Waits for a seed that is on the device."""
     if isinstance(x, Quantised):
         return recast(x, form)
     wide = x.detach()
     if form.dtype == torch.int8:
         wide = wide if wide.dtype in _PACKED else wide.float()
         pack = pack_int8 if _packs(wide.device.type) else pack_int8_ref
-        return Quantised(*pack(wide, seed))
+        return Quantised(*pack(wide, seed.value() if isinstance(seed, SeedAt) else seed))
     wide = wide.float()
     scale = _scale_of(wide.abs().amax(dim=[at for at in range(x.dim()) if at != 1]), form)
     steps = wide * scale.reciprocal().view(1, -1, *(1,) * (x.dim() - 2))

@@ -86,14 +86,26 @@ def _draw(place, key, other_key):
     return ((bits >> 9).to(tl.float32) + 0.5) * (2.0**-23)
 
 
-@triton.jit(do_not_specialize=["key", "other_key"])
+@triton.jit
+def _keys(base, offset):
+    """The two keys of the seed base + offset: `narrowgauge_kernels.wire`'s, of a lower half."""
+    mixed = base.to(tl.uint64) + offset.to(tl.uint64) + 0x9E3779B97F4A7C15
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB
+    mixed = mixed ^ (mixed >> 31)
+    return (mixed & 0xFFFFFFFF).to(tl.uint32), (mixed >> 32).to(tl.uint32)
+
+
+@triton.jit(do_not_specialize=["key", "other_key", "offset"])
 def quantise_kernel(
-    x, y, largest, scale, pixels, channels, area, key, other_key,
-    LIMIT: tl.constexpr, DRAWN: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, y, largest, scale, pixels, channels, area, key, other_key, base, offset,
+    LIMIT: tl.constexpr, DRAWN: tl.constexpr, FAR: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """y = x / scale[c] in y's format, and the scale. x, y: [pixels, C]; `area` pixels an image.
 
-    DRAWN: stochastically, by the element's index in [B, C, area], which 32 bits have to hold."""
+    DRAWN: stochastically, by the element's index in [B, C, area], which 32 bits have to hold. FAR:
+    by the seed base[0] + offset instead of by keys."""
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     real = c < channels
@@ -109,7 +121,11 @@ def quantise_kernel(
         if DRAWN:
             image = p // area
             begin = image.to(tl.int64) * channels * area + (p - image * area)
-            draw = _draw(begin[:, None] + c.to(tl.int64)[None, :] * area, key, other_key)
+            if FAR:
+                first, second = _keys(tl.load(base), offset)
+            else:
+                first, second = key.to(tl.uint32), other_key.to(tl.uint32)
+            draw = _draw(begin[:, None] + c.to(tl.int64)[None, :] * area, first, second)
             rest = value - rounded
             other_side = tl.where(rest > 0, 1.0, -1.0)
             rounded += tl.where(draw < tl.abs(rest), other_side, 0.0)
