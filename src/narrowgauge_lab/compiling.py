@@ -14,8 +14,6 @@ import torch
 
 from narrowgauge_contract.errors import ExitCode, NarrowgaugeError, SkippedError, UsageError
 from narrowgauge_lab import torch_compat
-from narrowgauge_lab.anytime.gradients import Projection
-from narrowgauge_lab.anytime.objective import Objective
 from narrowgauge_lab.context import RowContext
 
 __all__ = [
@@ -41,17 +39,13 @@ def require_compiler(what: str) -> None:
         )
 
 
-def require_compilable(ctx: RowContext, placed: bool, objective: Optional[Objective]) -> None:
-    """Note in the record that a training is compiled. Raises UsageError for one by a placement plan
-    or of projected gradients, SkippedError without a compiler."""
-    why = "a placement plan runs pass by pass" if placed else ""
-    if objective is not None and isinstance(objective.combination, Projection):
-        # What is compiled gives its memory away in its backward pass, of which it has one.
-        why = "gradients that are projected are taken exit by exit, each by a pass of its own"
-    if why:
+def require_compilable(ctx: RowContext, placed: bool) -> None:
+    """Note in the record that a training is compiled. Raises UsageError for one by a placement
+    plan, SkippedError without a compiler."""
+    if placed:
         raise UsageError(
             "torch.compile does not go with this training",
-            why=why,
+            why="a placement plan runs pass by pass",
             next_step="-p compile=false",
         )
     require_compiler("-p compile=true")

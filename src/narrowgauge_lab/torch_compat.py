@@ -175,6 +175,18 @@ def compiled(model: Callable[..., Any], mode: str, *, whole: bool = False) -> Ca
     return made
 
 
+@contextlib.contextmanager
+def keeping_buffers() -> Iterator[None]:
+    """What torch.compile compiles within keeps what its backward pass needs, so that it can run
+    again. Since torch 2.6 that pass writes over it otherwise; before, it never did."""
+    config = sys.modules.get("torch._functorch.config")
+    if config is None or not hasattr(config, "donated_buffer"):
+        yield
+        return
+    with config.patch(donated_buffer=False):
+        yield
+
+
 def has_dispatch_mode() -> bool:
     """Whether Python can stand where operators are executed, for all tensors (torch 2.0)."""
     return torch_version() >= (2, 0)

@@ -51,7 +51,7 @@ class Recipe:
     data are where `placed.home` says. `ran`: what the probe has to see, where layers compute in
     others than `precision`, such as `fp32+int8`; empty: `precision`. `objective`: the losses of a
     model with several exits, one cross entropy otherwise. `compile`: steps go through
-    torch.compile; not with a plan or projected gradients. `keep_last`: the last epoch leaves a
+    torch.compile; not with a plan. `keep_last`: the last epoch leaves a
     checkpoint too, for a row that does more afterwards. `save_confusion`: not of a training before
     the one that the row is about.
     """
@@ -158,7 +158,7 @@ class Training:
     def _stepper(self) -> Stepper:
         recipe, objective = self.recipe, self.recipe.objective
         if recipe.compile:
-            require_compilable(self.ctx, self.placed is not None, objective)
+            require_compilable(self.ctx, self.placed is not None)
         if objective is None:
             return Stepper(
                 self.model, self.optimizer, self.training_set, self.mode, self.group,

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 
 
-def _walk(graphs: str, combination: Combination, name: str) -> ExitStepper:
+def _walk(graphs: str, combination: Combination, name: str, compiles: bool = False) -> ExitStepper:
     """Twelve updates of ten images: three warm up, nine are replayed."""
     torch.manual_seed(0)
     net = ThreeExits(dropout=0.0).to(CUDA).train()
@@ -31,7 +31,7 @@ def _walk(graphs: str, combination: Combination, name: str) -> ExitStepper:
     optimizer = combination.optimizer(SGD(net, 0.05), EXITS)
     feed = make_splits(made_up(), CUDA, validation=20).training
     mode = precision.enter(name, CUDA)
-    stepper = ExitStepper(net, optimizer, feed, mode, ALONE, 10, graphs, objective)
+    stepper = ExitStepper(net, optimizer, feed, mode, ALONE, 10, graphs, objective, compiles)
     stepper.begin()
     for start in range(12):
         stepper((torch.arange(10, device=CUDA) + 7 * start) % len(feed))
@@ -55,6 +55,19 @@ def test_a_captured_step_does_what_the_eager_one_does(combination: Combination, 
     assert float((one - other).abs().max()) <= tolerance
     sums = [walk.sums.tolist() for walk in walks]
     assert sums[0] == pytest.approx(sums[1], rel=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # what a compiler warns of is no fault of ours
+@pytest.mark.parametrize("combination", [Sum(), Orthogonalised()], ids=str)
+def test_what_is_compiled_is_captured_and_gives_the_same(combination: Combination) -> None:
+    if not (torch_compat.graphs_available(CUDA) and torch_compat.compiler_available()):
+        pytest.skip("this torch has no CUDA graphs, or no torch.compile")
+    eager = _walk("off", combination, "fp32")
+    compiled = _walk("auto", combination, "fp32", compiles=True)
+
+    assert compiled.description == "cuda-graph"
+    assert float((eager.optimizer.values - compiled.optimizer.values).abs().max()) <= 1e-3
 
 
 def _sizes(graphs: str) -> Tuple[ExitStepper, torch.Tensor]:

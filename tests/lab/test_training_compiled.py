@@ -14,7 +14,7 @@ from training_cases import Case, recipe
 
 from narrowgauge_contract.errors import ExitCode, SkippedError, UsageError
 from narrowgauge_lab import torch_compat
-from narrowgauge_lab.anytime.gradients import Orthogonalised
+from narrowgauge_lab.anytime.gradients import Orthogonalised, PCGrad, Projection
 from narrowgauge_lab.anytime.objective import ExitLosses
 from narrowgauge_lab.anytime.systems.nested import NestedNet
 from narrowgauge_lab.compiling import CompileError, Forward, compiled_or_say
@@ -119,7 +119,49 @@ def test_what_a_model_raises_is_none_of_the_compilers() -> None:
     assert not isinstance(caught.value, CompileError)
 
 
-def test_projected_gradients_are_not_compiled(tmp_path: Path) -> None:
+@needs_compiler
+@pytest.mark.parametrize("combination", [Orthogonalised(), PCGrad(per_tensor=True)], ids=repr)
+def test_projected_gradients_are_taken_through_stages_that_are_compiled_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, combination: Projection
+) -> None:
+    sizes: List[int] = []
+    given = exits_recipe(ExitLosses(3, combination, cosine_images=8), epochs=2)
+    states = []
+    for compiles in (False, True):
+        if compiles:
+            monkeypatch.setattr(torch_compat, "compiled", _counting(sizes))
+        torch.manual_seed(0)
+        net = NestedNet(classes=CLASSES, exits=3, channels=2)
+        case = AnytimeCase(tmp_path / str(compiles))
+        case.run(dataclasses.replace(given, compile=compiles), net=net)
+        states.append(net.state_dict())
+        assert "advance" not in vars(net)
+
+    assert sizes == [16] * 8 * 3, "three stages of each full batch"
+    for key, tensor in states[0].items():
+        torch.testing.assert_close(states[1][key], tensor, rtol=1e-4, atol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_what_inductor_makes_of_stages_is_differentiated_again_and_again(tmp_path: Path) -> None:
+    given = exits_recipe(ExitLosses(2, Orthogonalised()), epochs=2)
+    states = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        net = NestedNet(classes=CLASSES, exits=2, channels=2)
+        AnytimeCase(tmp_path / str(compiles)).run(
+            dataclasses.replace(given, compile=compiles), net=net
+        )
+        states.append(net.state_dict())
+
+    for key, tensor in states[0].items():
+        torch.testing.assert_close(states[1][key], tensor, rtol=1e-3, atol=1e-4)
+
+
+@needs_compiler
+def test_projected_gradients_of_what_has_no_stages_are_not_compiled(tmp_path: Path) -> None:
     objective = ExitLosses(2, Orthogonalised())
     given = dataclasses.replace(recipe(compiles=True), objective=objective)
     with pytest.raises(UsageError, match=r"does not go with this training") as caught:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 
+from narrowgauge_contract.errors import UsageError
 from narrowgauge_lab import precision
-from narrowgauge_lab.anytime.gradients import PerExit, cosines
+from narrowgauge_lab.anytime.gradients import PerExit, Projection, cosines
+from narrowgauge_lab.anytime.network import AnytimeNetwork
 from narrowgauge_lab.anytime.objective import Losses, Objective, cosine_names
+from narrowgauge_lab.anytime.staged import StagedForward
 from narrowgauge_lab.augment import Feed
 from narrowgauge_lab.compiling import Forward, compiled_or_say
 from narrowgauge_lab.distributed import Group
@@ -44,10 +47,23 @@ class ExitStepper(Stepper):
         compiles: bool = False,
     ) -> None:
         self.objective = objective
-        self._losses = Forward(self._parts, batch_size, compiles)
+        self._losses: Callable[..., Any] = self._compiled(model, batch_size, compiles)
         #: Over the epoch: loss · images of each exit, images of each exit, extra loss · images.
         self.sums = torch.zeros(2 * objective.exits + 1, dtype=torch.float64, device=mode.device)
         super().__init__(model, optimizer, training_set, mode, group, batch_size, graphs)
+
+    def _compiled(self, model: torch.nn.Module, batch: int, compiles: bool) -> Callable[..., Any]:
+        """The losses as `objective` wants them compiled."""
+        if not (compiles and isinstance(self.objective.combination, Projection)):
+            return Forward(self._parts, batch, compiles)
+        if not isinstance(model, AnytimeNetwork):
+            raise UsageError(
+                "torch.compile does not go with this training",
+                why=f"gradients are projected exit by exit, and {type(model).__name__} has no "
+                "stages that could be compiled one by one",
+                next_step="-p compile=false",
+            )
+        return StagedForward(self._parts, model, batch)
 
     def begin(self) -> None:
         super().begin()
