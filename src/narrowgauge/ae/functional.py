@@ -11,7 +11,7 @@ from narrowgauge.ae.findings import Criterion, Finding, listed, met, missing, pa
 from narrowgauge_contract.datasets import DATA_SETS
 from narrowgauge_contract.job import SYNTHETIC
 from narrowgauge_contract.record import Record
-from narrowgauge_contract.spec import Profile
+from narrowgauge_contract.spec import ExperimentSpec, Profile
 
 __all__ = ["CRITERIA", "SECTIONS"]
 
@@ -121,16 +121,17 @@ def _ratios(part: Part) -> Iterator[tuple[str, float]]:
         profile = profiles.get(record.profile)
         if profile is None or not profile.minutes or not record.seconds:
             continue
-        if _is_unchanged(profile, record):
+        if part.spec is not None and _is_unchanged(part.spec, profile, record):
             yield f"{part.name} {record.profile}", record.seconds / 60 / profile.minutes
 
 
-def _is_unchanged(profile: Profile, record: Record) -> bool:
-    """Whether the record's parameters are the profile's, as far as the profile sets them."""
-    for name, values in profile.values.items():
-        found = record.parameters.get(name)
+def _is_unchanged(spec: ExperimentSpec, profile: Profile, record: Record) -> bool:
+    """Whether the record's parameters are the profile's: those that it sets, and of the rest the
+    defaults, as a run of more has more rows."""
+    for name, parameter in spec.parameters.items():
+        found = record.parameters.get(name, parameter.default)
         given = tuple(found) if isinstance(found, (list, tuple)) else (found,)
-        if given != values:
+        if given != tuple(profile.values.get(name, (parameter.default,))):
             return False
     return True
 
