@@ -8,8 +8,18 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 from torch.nn import functional
 
+from narrowgauge_kernels.wire import pack_int8_ref
 from narrowgauge_lab.layers.passes import Problem
 from narrowgauge_lab.layers.passes.quantise import FORMATS, folded
+
+
+def packed(x: torch.Tensor, seed: Optional[int]) -> Tuple[torch.Tensor, torch.Tensor]:
+    """(values, scale) as passes quantise: an input by channel; a gradient, which has a seed, by one
+    scale."""
+    if seed is None:
+        return pack_int8_ref(x)
+    values, scale = pack_int8_ref(x.reshape(x.shape[0], 1, -1), seed)
+    return values.reshape(x.shape), scale.expand(x.shape[1])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,8 @@ import sys
 
 import torch
 import triton_interpreter  # noqa: F401 - it mends what it imports
-from passes_cases import CASES, Case, differently_laid, exact_int8, layer, products
+from passes_cases import CASES, Case, differently_laid, exact_int8, layer, packed, products
 
-from narrowgauge_kernels.wire import pack_int8_ref
 from narrowgauge_lab.layers.passes import Quantised, passes_for
 from narrowgauge_lab.layers.passes.matrix import DEEPEST
 from narrowgauge_lab.layers.passes.seeds import SeedAt, seed_under
@@ -49,13 +48,13 @@ def check_quantised() -> None:
     chosen = passes_for("int8", CPU, CASES[0].problem, product="triton")
     for how, x in {"contiguous": made.x, **differently_laid(made.x)}.items():
         for seed in seeds.get(how, (7,)):
-            values, scale = pack_int8_ref(x, seed)
+            values, scale = packed(x, seed)
             found = chosen.prepared_input(x) if seed is None else chosen.prepared_grad(x, seed)
             assert torch.equal(found.values, values), (how, seed)
             assert torch.equal(torch.nan_to_num(found.scale, -1), torch.nan_to_num(scale, -1)), how
     for base, place in ((0, 0), (5, 3), (2**62 - 1, 400), (-(2**40), 1)):
         at = SeedAt(torch.tensor([base]), place)
-        values, _ = pack_int8_ref(made.x, seed_under(base, place))
+        values, _ = packed(made.x, seed_under(base, place))
         assert torch.equal(chosen.prepared_grad(made.x, at).values, values), (base, place)
 
 

@@ -15,6 +15,9 @@ from torch import nn
 from narrowgauge_contract.errors import UsageError
 from narrowgauge_lab.layers.hetero.late import deferred_weight_grads
 from narrowgauge_lab.layers.hetero.modules import HeteroConv2d, HeteroLinear
+from narrowgauge_lab.layers.hetero.wire import Codec
+
+CPU = torch.device("cpu")
 
 #: Of the largest value: float32 sums; a float type's rounding; int8's steps of a 127th.
 _TOLERANCE = {"fp32": 2e-6, "fp16": 5e-3, "bf16": 4e-2, "int8": 5e-2}
@@ -117,6 +120,23 @@ def test_an_empty_batch(wire: str) -> None:
     assert not by_weight.any()
     assert by_weight.shape == layer.weight.shape
     assert not by_bias.any()
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("shape", [(3, 5, 4, 6), (1, 5, 1, 1), (4, 7)], ids=str)
+def test_a_gradient_on_the_wire_has_one_scale(shape: Tuple[int, ...], last: bool) -> None:
+    x = torch.randn(shape)
+    x[:, 2] *= 100
+    if last and x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    values, scale = torch.empty_like(x, dtype=torch.int8), torch.empty(shape[1])
+
+    Codec(CPU).pack(values, scale, x, 3, whole=True)
+
+    assert torch.equal(scale, scale[:1].expand_as(scale))
+    assert float(scale[0]) == pytest.approx(float(x.abs().max()) / 127, rel=1e-6)
+    assert float((values.float() * scale[0] - x).abs().max()) <= float(scale[0]) * 1.001
+    assert values.stride() == x.stride()
 
 
 def test_int8_gradients_are_rounded_by_torchs_generator_and_values_to_the_nearest() -> None:

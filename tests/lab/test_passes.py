@@ -17,6 +17,7 @@ from passes_cases import (
     errors,
     exact_int8,
     layer,
+    packed,
     products,
 )
 
@@ -133,10 +134,28 @@ def test_gradients_round_to_either_side_as_near_as_they_are_and_by_the_seed_alon
     assert torch.equal(chosen.prepared_grad(grad, 7).values, drawn[7])
 
 
+@pytest.mark.parametrize("case", [PLAIN, LINEAR], ids=str)
+def test_the_gradient_of_a_quiet_channel_is_not_lost_beside_a_loud_one(case: Case) -> None:
+    """An image whose gradient is in a channel that is a thousandth of the loudest. With a scale for
+    each channel the weights between it and the input would round to 0, draw after draw."""
+    chosen, made = passes("int8", case), layer(case)
+    grad = torch.zeros_like(made.grad)
+    grad[0, 0], grad[1, 1] = 1.0, 1e-3
+    exact = passes("fp32", case).input_grad(grad, made.weight, made.x.shape)[1]
+
+    drawn = [
+        chosen.input_grad(grad, made.weight, made.x.shape, seed)[1].double() for seed in range(400)
+    ]
+
+    mean = torch.stack(drawn).mean(0)
+    along = float((mean * exact).sum() / (exact.double() ** 2).sum())
+    assert along == pytest.approx(1.0, abs=0.25)
+
+
 @pytest.mark.parametrize("seed", [None, 0, 2**40 + 3])
 def test_what_is_quantised_here_has_the_bits_of_the_wire(seed: Any) -> None:
     made, chosen = layer(PLAIN), passes("int8", PLAIN)
-    values, scale = pack_int8_ref(made.x, seed)
+    values, scale = packed(made.x, seed)
 
     found = chosen.prepared_input(made.x) if seed is None else chosen.prepared_grad(made.x, seed)
 

@@ -18,12 +18,12 @@ from passes_cases import (
     errors,
     exact_int8,
     layer,
+    packed,
     products,
 )
 from torch.nn import functional as F
 
 from narrowgauge_contract.errors import NotApplicableError
-from narrowgauge_kernels.wire import pack_int8_ref
 from narrowgauge_lab import tf32_flags
 from narrowgauge_lab.layers.passes import PRECISIONS, missing, passes_for, tiling
 from narrowgauge_lab.layers.passes.choice import product_of
@@ -101,7 +101,7 @@ def test_what_is_quantised_here_has_the_bits_of_the_wire(case: Case, seed: Any) 
     made.x[:, 3] = 0
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         x = made.x.to(dtype)
-        values, scale = pack_int8_ref(x, seed)
+        values, scale = packed(x, seed)
         for how, other in {"contiguous": x, **differently_laid(x)}.items():
             operand = other.to(CUDA)
 
@@ -134,7 +134,7 @@ def test_a_captured_rounding_takes_the_seed_that_is_there_at_its_replay() -> Non
     for number in (7, 2**61 + 1):
         base.fill_(number)
         graph.replay()
-        values, _ = pack_int8_ref(made.grad.cpu(), seed_under(number, 2))
+        values, _ = packed(made.grad.cpu(), seed_under(number, 2))
         assert torch.equal(found.values.cpu(), values)
         rounded.append(values)
     assert not torch.equal(*rounded)

@@ -347,7 +347,7 @@ class Away:
         bus.lanes.on(lane)
         return Outgoing(
             tensor, self._wire[sent_as], sent_as, bus.device, bus.host, bus.codecs, seed,
-            bus.direct(tensor),
+            bus.direct(tensor), sent_as == "grad_output",
         )  # fmt: skip
 
     def _up(self, pass_: str, outgoing: Outgoing, low: int, high: int, lane: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-__all__ = ["OverflowWatch", "TensorStatistics", "smallest"]
+__all__ = ["OverflowWatch", "TensorStatistics"]
 
 #: Half the smallest positive number: what lies below it, and half to even takes a tie, becomes 0.
 _SMALLEST = {"fp16": 2.0**-25, "bf16": 2.0**-134, "e4m3": 2.0**-10, "e5m2": 2.0**-17}
@@ -85,18 +85,20 @@ class OverflowWatch:
         self._seen = []
 
 
-def smallest(form: str, magnitude: torch.Tensor) -> torch.Tensor:
+def _smallest(form: str, magnitude: torch.Tensor, whole: bool) -> torch.Tensor:
     """Up to what magnitude, [C] or a scalar, values of `magnitude` [B, C, ...] become 0 in a wire's
-    or a precision's form."""
+    or a precision's form; `whole`: where one scale is of all channels."""
     if form == "int8":
-        return _largest(magnitude) / 127 / 2
+        return _largest(magnitude, whole) / 127 / 2
     if form in _LARGEST_E:
-        return _largest(magnitude) / _LARGEST_E[form] * _SMALLEST[form]
+        return _largest(magnitude, whole) / _LARGEST_E[form] * _SMALLEST[form]
     return torch.tensor(_SMALLEST.get(form, 0.0), dtype=torch.float64)
 
 
-def _largest(magnitude: torch.Tensor) -> torch.Tensor:
-    """Per channel."""
+def _largest(magnitude: torch.Tensor, whole: bool) -> torch.Tensor:
+    """Per channel, or of all."""
+    if whole:
+        return magnitude.double().max()
     channels = magnitude.shape[1]
     return magnitude.double().transpose(0, 1).reshape(channels, -1).max(dim=1)[0]
 
@@ -111,7 +113,7 @@ def _underflow(magnitude: torch.Tensor, forms: Sequence[str], role: str) -> floa
     for form in forms:
         if form == "fp8":
             form = "e4m3" if role == "input" else "e5m2"
-        limit = smallest(form, magnitude)
+        limit = _smallest(form, magnitude, whole=role == "grad_output")
         if limit.dim():
             limit = limit.view(1, -1, *(1,) * (magnitude.dim() - 2))
         lost |= there & (wide <= limit)

@@ -7,7 +7,8 @@
 | int8       | scales (float32, per channel) and values, in one copy | the kernels' packing  |
 
 A tensor goes up in pieces of its batch. Its int8 scales are of the whole of it, since a product
-over the batch needs one scale per channel; what comes down is quantised piece by piece.
+over the batch needs one scale per channel; a gradient's are all the same, since the product by the
+input is over its channels too. What comes down is quantised piece by piece.
 Where the kernels are not built for a device, int8 is made by their reference in torch's operators:
 the same bits, slowly; `Codec.name` says which.
 """
@@ -66,10 +67,16 @@ class Codec:
         x: torch.Tensor,
         seed: Optional[int],
         first: int = 0,
+        *,
+        whole: bool = False,
     ) -> None:
         """Write `x` into `values` (int8, its strides) and `scale` (float32 [C]). `first`: how many
-        elements of the whole come before `x`, for which way they are rounded."""
-        if self.compiled:
+        elements of the whole come before `x`, for which way they are rounded; `whole`: by one scale
+        for all channels."""
+        if whole and x.numel():
+            self.pack(_one_channel(values), scale[:1], _one_channel(x), seed, first)
+            scale[1:].copy_(scale[:1].expand(scale.shape[0] - 1))
+        elif self.compiled:
             wire.pack_int8_into(values, scale, x, seed, first)
         else:
             made, scales = wire.pack_int8_ref(x, seed, first)
@@ -82,6 +89,12 @@ class Codec:
             wire.unpack_int8_into(out, values, scale)
         else:
             out.copy_(wire.unpack_int8_ref(values, scale, out.dtype))
+
+
+def _one_channel(x: torch.Tensor) -> torch.Tensor:
+    """[B, 1, …] of a dense tensor [B, C, …], in the order of its memory."""
+    rows = x.permute(0, 2, 3, 1) if x.dim() == 4 and not x.is_contiguous() else x
+    return rows.reshape(x.shape[0], 1, x.numel() // x.shape[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +146,8 @@ def _head(channels: int) -> int:
 class Outgoing:
     """A dense host tensor on its way to the device, and after it, by `take`, others of its form.
 
-    `direct`: the device may read `x` itself; otherwise it reads staging memory. The buffers on the
+    `direct`: the device may read `x` itself; otherwise it reads staging memory. `whole`: int8 has
+    one scale for all channels. The buffers on the
     device belong to the stream that is current when this is made.
     """
 
@@ -147,8 +161,10 @@ class Outgoing:
         codecs: Codecs,
         seed: Optional[int],
         direct: bool,
+        whole: bool = False,
     ) -> None:
         self._form, self._name, self._host, self._codec = form, name, host, codecs.near
+        self._one_scale = whole
         self._batch = x.shape[0]
         self._row = x.numel() // max(1, self._batch)
         #: The stage of what `fill` does.
@@ -187,7 +203,8 @@ class Outgoing:
         if self._near is None:
             self._staged[low:high].copy_(self._x[low:high])
         elif low == 0:
-            self._codec.pack(self._near.values, self._near.scale, self._x, self._seed)
+            near = self._near
+            self._codec.pack(near.values, near.scale, self._x, self._seed, whole=self._one_scale)
 
     def copies(self, low: int, high: int) -> List[Copy]:
         """What has to be copied for images `low` to `high`."""

@@ -46,8 +46,9 @@ class EightBitPasses(abc.ABC):
         return self._quantised(x, self.inputs, None)
 
     def prepared_grad(self, grad: Operand, seed: Seed = 0) -> Quantised:
-        """`grad` as `input_grad` and `weight_grad` take it: int8 is rounded stochastically."""
-        return self._quantised(grad, self.gradients, seed)
+        """`grad` as `input_grad` and `weight_grad` take it, by one scale: int8 is rounded
+        stochastically."""
+        return self._quantised(grad, self.gradients, seed, whole=True)
 
     @torch.no_grad()
     def forward(
@@ -94,8 +95,10 @@ class EightBitPasses(abc.ABC):
                 next_step="run this layer in bf16, fp16, tf32 or fp32",
             )
 
-    def _quantised(self, x: Operand, form: Format, seed: Optional[Seed]) -> Quantised:
-        return quantise(x, form, seed if form.name == "int8" else None)
+    def _quantised(
+        self, x: Operand, form: Format, seed: Optional[Seed], *, whole: bool = False
+    ) -> Quantised:
+        return quantise(x, form, seed if form.name == "int8" else None, whole=whole)
 
     @abc.abstractmethod
     def _forward(

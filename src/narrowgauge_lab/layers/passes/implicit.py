@@ -40,10 +40,13 @@ class ImplicitPasses(EightBitPasses):
         # float64 holds any sum of int8 and is on every device.
         self._deep = MatrixPasses(precision, device, problem, result_dtype, product="float64")
 
-    def _quantised(self, x: Operand, form: Format, seed: Optional[Seed]) -> Quantised:
+    def _quantised(
+        self, x: Operand, form: Format, seed: Optional[Seed], *, whole: bool = False
+    ) -> Quantised:
         if isinstance(x, Quantised):
             return recast(x, form)
-        return launches.quantise(x.detach(), form, seed if form.name == "int8" else None)
+        drawn = seed if form.name == "int8" else None
+        return launches.quantise(x.detach(), form, drawn, whole=whole)
 
     def folded_for(self, x: Quantised, weight: torch.Tensor) -> Folded:
         """The weight as `forward_by` takes it for an input with such scales."""

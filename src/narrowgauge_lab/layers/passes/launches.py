@@ -46,12 +46,15 @@ class Folded:
     inner: int
 
 
-def quantise(x: torch.Tensor, form: Format, seed: Optional[Seed]) -> Quantised:
+def quantise(
+    x: torch.Tensor, form: Format, seed: Optional[Seed], *, whole: bool = False
+) -> Quantised:
     """`reference.quantise`, int8 bit for bit; values are NHWC."""
     if seed is not None and x.numel() >= 1 << 32:
-        return reference.quantise(x, form, seed)  # the kernel's index has 32 bits
+        # The kernel's index has 32 bits.
+        return reference.quantise(x, form, seed, whole=whole)
     if x.numel() == 0:
-        return reference.quantise(x, form, seed)
+        return reference.quantise(x, form, seed, whole=whole)
     pixels = _nhwc(x)
     values = torch.empty(pixels.shape, dtype=form.dtype, device=x.device)
     channels = x.shape[1]
@@ -71,6 +74,8 @@ def quantise(x: torch.Tensor, form: Format, seed: Optional[Seed]) -> Quantised:
         kernels.absmax_kernel[(-(-blocks // each), across)](
             pixels, largest, count, channels, each, BLOCK_P=_ROWS, BLOCK_C=_CHANNELS
         )
+        if whole:
+            largest.copy_(largest.max().expand_as(largest))
         kernels.quantise_kernel[(blocks, across)](
             pixels, values, largest, scale, count, channels, count // x.shape[0], key, other_key,
             base, offset, LIMIT=form.limit, DRAWN=seed is not None, FAR=far, BLOCK_P=_ROWS,

@@ -1,9 +1,11 @@
 """Numbers of 8 bits with a scale per channel.
 
 A channel's scale is its largest magnitude over the largest of the format; one of a channel of zeros
-is 1. A channel that holds NaN or an infinity has that for its scale, and whatever is made of it is
-NaN. int8 is that of the wire: half to even, or stochastically where a seed is given, by a hash of
-the seed and of the element's place. fp8 is rounded to nearest and saturates.
+is 1. A gradient has the largest scale in all its channels: the product by the input sums over them,
+so that scales of their own would go into the weight, and small ones be lost in its rounding. A
+channel that holds NaN or an infinity has that for its scale, and whatever is made of it is NaN.
+int8 is that of the wire: half to even, or stochastically where a seed is given, by a hash of the
+seed and of the element's place. fp8 is rounded to nearest and saturates.
 """
 
 from __future__ import annotations
@@ -48,18 +50,28 @@ def _formats() -> Dict[str, Format]:
 FORMATS = _formats()
 
 
-def quantise(x: Operand, form: Format, seed: Optional[Seed] = None) -> Quantised:
-    """`x` in the format. What came quantised keeps its scales, and its values are rounded where
-    they are int8 and fp8 is asked for. Waits for a seed that is on the device."""
+def quantise(
+    x: Operand, form: Format, seed: Optional[Seed] = None, *, whole: bool = False
+) -> Quantised:
+    """`x` in the format; `whole`: by one scale for all channels. What came quantised keeps its
+    scales, and its values are rounded where they are int8 and fp8 is asked for. Waits for a seed
+    that is on the device."""
     if isinstance(x, Quantised):
         return recast(x, form)
     wide = x.detach()
     if form.dtype == torch.int8:
         wide = wide if wide.dtype in _PACKED else wide.float()
         pack = pack_int8 if _packs(wide.device.type) else pack_int8_ref
-        return Quantised(*pack(wide, seed.value() if isinstance(seed, SeedAt) else seed))
+        number = seed.value() if isinstance(seed, SeedAt) else seed
+        if not whole or not wide.numel():
+            return Quantised(*pack(wide, number))
+        values, scale = pack(wide.reshape(wide.shape[0], 1, -1), number)
+        return Quantised(values.reshape(wide.shape), scale.expand(wide.shape[1]).contiguous())
     wide = wide.float()
-    scale = _scale_of(wide.abs().amax(dim=[at for at in range(x.dim()) if at != 1]), form)
+    largest = wide.abs().amax(dim=[at for at in range(x.dim()) if at != 1])
+    if whole and largest.numel():
+        largest = largest.amax().expand_as(largest)
+    scale = _scale_of(largest, form)
     steps = wide * scale.reciprocal().view(1, -1, *(1,) * (x.dim() - 2))
     return Quantised(_rounded(steps, form), scale)
 
