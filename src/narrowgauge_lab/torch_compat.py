@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import sys
 import warnings
 from typing import Any, BinaryIO, Callable, ContextManager, Iterator, Optional, Tuple
@@ -179,8 +180,9 @@ def compiled(model: Callable[..., Any], mode: str, *, whole: bool = False) -> Ca
 def keeping_buffers() -> Iterator[None]:
     """What torch.compile compiles within keeps what its backward pass needs, so that it can run
     again. Since torch 2.6 that pass writes over it otherwise; before, it never did."""
-    config = sys.modules.get("torch._functorch.config")
-    if config is None or not hasattr(config, "donated_buffer"):
+    # By name: torches before the compiler do not have it.
+    config: Any = importlib.import_module("torch._functorch.config")
+    if not hasattr(config, "donated_buffer"):
         yield
         return
     with config.patch(donated_buffer=False):

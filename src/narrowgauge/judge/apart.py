@@ -16,8 +16,17 @@ def named_apart(
 ) -> Iterator[str]:
     """The disagreements, parameters one by one. One that every selection fixes may differ between
     records: the rows that were selected have it equal."""
-    for line in differing(facts, agreement_facts(other)) if one is not other else ():
-        if line.startswith("plan:") and _same_plans(one, other, fixed):
+    if one is other:
+        return
+    theirs = agreement_facts(other)
+    chosen = {
+        each
+        for record in (one, other)
+        for name in fixed
+        for each in _listed(record.parameters.get(name))
+    }
+    for line in differing(facts, theirs):
+        if line.startswith("plan:") and _same_plans(facts["plan"], theirs["plan"], chosen):
             continue
         if not line.startswith("parameters:"):
             yield line
@@ -28,16 +37,9 @@ def named_apart(
                 yield f"parameter {name}: {word(left)} / {word(right)}"
 
 
-def _same_plans(one: Record, other: Record, fixed: set[str]) -> bool:
-    """Whether placement plans agree: what both records have by one name is the same, and what one
-    has alone is named by a parameter that every selection fixes."""
-    left, right = (agreement_facts(each)["plan"] for each in (one, other))
-    chosen = {
-        each
-        for record in (one, other)
-        for name in fixed
-        for each in _listed(record.parameters.get(name))
-    }
+def _same_plans(left: dict[str, str], right: dict[str, str], chosen: set[str]) -> bool:
+    """Whether placement plans, hashes by name, agree: what both records have by one name is the
+    same, and what one has alone is among the values that selections choose between."""
     both = left.keys() & right.keys()
     alone = left.keys() ^ right.keys()
     return all(left[name] == right[name] for name in both) and alone <= chosen
