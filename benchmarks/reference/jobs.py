@@ -85,17 +85,15 @@ def missing_packages(paths: Sequence[Path], without: Sequence[str]) -> list[str]
 
 
 def named(jobs: Sequence[Job], asked: str) -> list[Job]:
-    """The jobs that words with commas between them name: the one of that very name, or all whose
-    name has the word in it. Empty: all."""
-    names = {job.name for job in jobs}
+    """The jobs that words with commas between them name, in the order of the words: the one of that
+    very name, or all whose name has the word in it, in the order of their lists. Empty: all."""
     wanted = [word for word in asked.split(",") if word]
     if not wanted:
         return list(jobs)
-    return [
-        job
-        for job in jobs
-        if any(word == job.name or (word not in names and word in job.name) for word in wanted)
-    ]
+    exact = {job.name: [job] for job in jobs}
+    found = [exact.get(word) or [job for job in jobs if word in job.name] for word in wanted]
+    # By name: two words may name the same.
+    return list({job.name: job for some in found for job in some}.values())
 
 
 def _job(table: dict[str, Any], place: str) -> Job:

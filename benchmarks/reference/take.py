@@ -277,7 +277,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--gpus", default="0", help="which, with commas; empty: CPU only")
     parser.add_argument("--limit", type=float, default=float("inf"), metavar="SECONDS")
-    parser.add_argument("--only", default="", metavar="WORD,…", help="jobs by parts of names")
+    parser.add_argument("--only", default="", metavar="WORD,…", help="jobs by parts of names, in this order")
     parser.add_argument("--without", default="", metavar="PACKAGE,…", help="go on without them")
     parser.add_argument("--data", type=Path, metavar="DIR")
     parser.add_argument("--pack", type=Path, metavar="FILE", help="records in one archive")

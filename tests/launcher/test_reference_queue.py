@@ -330,6 +330,7 @@ def test_a_name_is_itself_before_it_is_a_part_of_others(take: ModuleType) -> Non
     assert asked("tax") == ["tax"]
     assert asked("tax-") == ["tax-two"]
     assert asked("ta,pl") == ["tax", "tax-two", "plan"]
+    assert asked("pl,tax-two,ta") == ["plan", "tax-two", "tax"]  # the order is that of the words
     assert asked("") == [job.name for job in jobs]
     assert asked("none") == []
 
