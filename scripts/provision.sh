@@ -85,10 +85,34 @@ list_missing() {
     can_emulate || printf 'emulation\tapt-get install qemu-user-static binfmt-support\n'
 }
 
+#: GB that the suite takes at most, with what an earlier run of it has left.
+needed_gb() {
+    local docker=$1 slow=$2 gb=6
+    # An engine that is there has its data on a disk of its own choice.
+    if [ -n "$docker" ] && ! engine_answers; then gb=$((gb + 10)); fi
+    if [ -n "$slow" ]; then gb=$((gb + 12)); fi
+    echo $gb
+}
+
+#: require_room DOCKER SLOW: a disk that fills halfway fails tests that have no fault.
+require_room() {
+    local needed kept free
+    needed=$(needed_gb "$@")
+    # What an engine of ours has there is root's.
+    kept=$({ if [ -d "$state/docker" ]; then as_root du -sk "$state"; else du -sk "$state"; fi; } |
+        awk '{ printf "%d", $1 / 1e6 }')
+    free=$(df -Pk "$state" | awk 'NR == 2 { printf "%d", $4 / 1e6 }')
+    if [ $((free + kept)) -ge "$needed" ]; then return 0; fi
+    echo "The suite needs $needed GB in $state: $free GB are free and $kept GB its own."
+    echo 'next: free some, or let it keep its things elsewhere: NARROWGAUGE_TEST_STATE=/elsewhere/test'
+    exit 14
+}
+
 #: require PROVISION DOCKER SLOW CLUSTER: returns when everything is there, else exits with the list.
 require() {
     local provision=$1 docker=$2 slow=$3 cluster=$4 missing answer
     use_own_plugins
+    require_room "$docker" "$slow"
     missing=$(list_missing "$docker" "$slow" "$cluster")
     [ -n "$missing" ] || return 0
     if [ -z "$provision" ]; then
@@ -148,8 +172,24 @@ provide_emulation() {
 }
 
 provide_python3.8() {
-    "$(newest_python)" -m venv "$state/uv" && "$state/uv/bin/pip" install --quiet uv &&
-        UV_PYTHON_INSTALL_DIR=$state/uv-python "$state/uv/bin/uv" python install 3.8
+    provide_uv && UV_PYTHON_INSTALL_DIR=$state/uv-python "$(own_uv)" python install 3.8
+}
+
+#: The machine's uv, else the suite's own.
+own_uv() { command -v uv || printf '%s\n' "$state/uv/bin/uv"; }
+
+provide_uv() {
+    "$(own_uv)" --version 2>/dev/null && return 0
+    "$(newest_python)" -m venv --clear "$state/uv" &&
+        "$state/uv/bin/pip" install --quiet --disable-pip-version-check uv
+}
+
+#: uv reads none of pip's settings: where packages come from, and what a proxy signs with, it is told.
+settings_of_pip() {
+    local index=${PIP_INDEX_URL:-}
+    [ -n "$index" ] || index=$("$(newest_python)" -m pip config get global.index-url 2>/dev/null)
+    if [ -n "$index" ]; then export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}; fi
+    if [ -n "${PIP_CERT:-}" ]; then export SSL_CERT_FILE=${SSL_CERT_FILE:-$PIP_CERT}; fi
 }
 
 #: An engine of our own, with its own data and socket; only where none answers.
@@ -178,8 +218,14 @@ start_engine() {
 stop_engine() {
     [ -n "$engine_folder" ] || return 0
     local pid
+    local left=600
     pid=$(cat "$engine_folder/pid" 2>/dev/null) && as_root kill "$pid"
-    while [ -n "$pid" ] && as_root kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+    while [ -n "$pid" ] && as_root kill -0 "$pid" 2>/dev/null; do
+        left=$((left - 1))
+        # One without room on its disk may never end by itself.
+        [ $left -gt 0 ] || as_root kill -KILL "$pid" 2>/dev/null
+        sleep 0.1
+    done
     as_root rm -rf "$engine_folder"
     engine_folder=''
 }

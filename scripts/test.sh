@@ -13,12 +13,17 @@ set -m
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 cd "$root" || exit 1
 
+# Where it is set, each of some thousand processes compiles anew what it imports.
+unset PYTHONDONTWRITEBYTECODE
+
 state=${NARROWGAUGE_TEST_STATE:-$root/.test}
 export NARROWGAUGE_TEST_BASE=${NARROWGAUGE_TEST_BASE:-narrowgauge-standin:cpu}
 export NARROWGAUGE_TEST_WHEELS=$state/wheels
 export NARROWGAUGE_TEST_BASE_DESKTOP=${NARROWGAUGE_TEST_BASE_DESKTOP:-narrowgauge-standin:desktop}
 export NARROWGAUGE_TEST_WHEELS_DESKTOP=$state/wheels-desktop
 logs=$state/logs reports=$state/reports stages=$state/stages.tsv
+# shellcheck source=scripts/stages.sh
+. scripts/stages.sh
 # shellcheck source=scripts/provision.sh
 . scripts/provision.sh
 
@@ -34,33 +39,15 @@ for word in "$@"; do
     esac
 done
 
-#: Runs one stage, its output in a log of its own, its seconds in the table. The log is shown when
-#: the stage fails.
-stage() {
-    local name=$1 begin=$EPOCHREALTIME code=0
-    shift
-    "$@" >"$logs/$name.log" 2>&1 </dev/null || code=$?
-    local seconds
-    seconds=$(awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
-    printf '%s\t%s\t%s\n' "$name" "$seconds" "$code" >>"$stages"
-    printf '%s' "$code" >"$logs/$name.code"
-    if [ $code = 0 ]; then
-        printf '%-22s %7s s\n' "$name" "$seconds"
-    else
-        printf '%-22s %7s s  FAILED (%s)\n' "$name" "$seconds" $code
-        tail -n 150 "$logs/$name.log" | sed "s/^/$name | /"
-    fi
-    return $code
-}
-
 #: venv NAME PYTHON REQUIREMENT...: a virtual environment under .test, made once per requirements.
 venv() {
     local folder=$state/$1 python=$2 stamp
     shift 2
     stamp="$python $* $(cksum <pyproject.toml)"
     if [ -f "$folder/.stamp" ] && [ "$(cat "$folder/.stamp")" = "$stamp" ]; then return 0; fi
+    # uv resolves and unpacks in seconds what takes pip a minute of a core.
     "$python" -m venv --clear "$folder" &&
-        "$folder/bin/pip" install --quiet --disable-pip-version-check "$@" &&
+        "$(own_uv)" pip install --quiet --python "$folder/bin/python" "$@" &&
         printf '%s' "$stamp" >"$folder/.stamp"
 }
 
@@ -82,15 +69,6 @@ print(default_directory(torch.__version__))')/objects || return 1
     mkdir -p "$objects"
     find src/narrowgauge_kernels/build -name '*.o' -exec cp -n {} "$objects" \; 2>/dev/null
     PYTHONPATH=src "$1" -m narrowgauge_kernels.build
-}
-
-#: lab_tests NAME PYTHON [WORD...]: what runs inside images. The host track has tests/datasets on
-#: the newer Python.
-lab_tests() {
-    local name=$1 python=$2
-    shift 2
-    stage "$name-tests" run_tests "$name" "$python" \
-        tests/contract tests/kernels tests/lab tests/experiments "$@"
 }
 
 #: Compiles device code for the capabilities that newer toolkits have dropped; needs no GPU.
@@ -115,12 +93,6 @@ lab_requirements() {
     fi
 }
 
-#: await STAGE: what a stage of another track gave, once it has ended.
-await() {
-    until [ -f "$logs/$1.code" ]; do sleep 0.2; done
-    return "$(cat "$logs/$1.code")"
-}
-
 #: Kernels of both environments; image builds then find most of them compiled.
 kernels_track() {
     stage lab311-kernels build_kernels "$state/lab311/bin/python" || return 1
@@ -131,27 +103,19 @@ kernels_track() {
     fi
 }
 
-#: The two lab environments, one after the other.
-lab_track() {
-    local code=0
-    if ! { stage lab311-install new_environment "$new_python" && kernels_track; }; then
-        # Whoever awaits it would wait for ever.
-        local awaited
-        for awaited in lab311-kernels objects; do
-            [ -f "$logs/$awaited.code" ] || printf 1 >"$logs/$awaited.code"
-        done
-        return 1
-    fi
-    lab_tests lab311 "$state/lab311/bin/python" || code=1
-    # Device code knows nothing of Python or torch: one environment compiles it.
-    local others=(tests/datasets tests/scores --ignore=tests/kernels/test_device_code.py
+#: What the older Python repeats of a folder. Device code knows nothing of Python or torch: one
+#: environment compiles it. The slow tier has manual layers, multipliers, networks with exits and
+#: their variants there too.
+old_tests() {
+    local name=$1 without=(--ignore=tests/kernels/test_device_code.py
         --ignore=tests/kernels/test_manual_float_emulation.py
         --ignore=tests/kernels/test_manual_codes_device.py
         --ignore=tests/kernels/test_sparse_compiling.py --ignore=tests/kernels/test_sparse_emulation.py)
-    # The slow tier has manual layers, multipliers, networks with exits and their variants there too.
-    [ -n "$slow" ] || others+=(--ignore-glob='*/test_manual*' --ignore-glob='*/test_multiplier*'
+    shift
+    [ -n "$slow" ] || without+=(--ignore-glob='*/test_manual*' --ignore-glob='*/test_multiplier*'
         --ignore=tests/kernels/test_codes.py --ignore=tests/kernels/test_mac.py
         --ignore=tests/kernels/test_custom.py --ignore-glob='*/test_anytime_iresnext*'
+        --ignore=tests/lab/test_anytime_training.py
         --ignore-glob='*/test_experiments_branchynet*' --ignore-glob='*/test_experiments_ddnn*'
         --ignore-glob='*/test_experiments_sact*' --ignore-glob='*/experiments/test_anytime*'
         --ignore=tests/experiments/test_iresnext.py --ignore=tests/experiments/test_nested_osgd.py
@@ -159,8 +123,17 @@ lab_track() {
         --ignore=tests/experiments/test_pruning_experiment.py --ignore=tests/experiments/test_ensembles.py
         --ignore=tests/experiments/test_feature_pyramid.py --ignore=tests/experiments/test_class_maps_rows.py
         --ignore=tests/experiments/test_resolution_ladder.py --ignore=tests/experiments/test_fundamentals.py)
-    lab_tests lab38 "$state/lab38/bin/python" "${others[@]}" || code=1
-    return $code
+    stage "$name" run_tests "$name" "$state/lab38/bin/python" "$@" "${without[@]}"
+}
+
+#: What runs inside images, in two environments one after the other.
+lab_track() {
+    local code=0
+    stage lab311-install new_environment "$new_python" && kernels_track || return 1
+    stage lab311-tests run_tests lab311 "$state/lab311/bin/python" \
+        tests/contract tests/kernels tests/lab tests/experiments || code=1
+    old_tests lab38-tests tests/lab || code=1
+    return "$code"
 }
 
 #: The rules that need no test: style, types, and what may be said on Python 3.8.
@@ -188,6 +161,9 @@ host_track() {
         { await base && await wheels-desktop && await objects && stage container-tests run_tests containers "$state/host/bin/python" \
             tests/e2e; } || code=1
     fi
+    # Here, so that both tracks end at about the same time.
+    { await lab38-kernels && old_tests lab38-rest \
+        tests/contract tests/kernels tests/datasets tests/scores tests/experiments; } || code=1
     return $code
 }
 
@@ -211,18 +187,21 @@ finish() {
 
 main() {
     local failed='' job
+    stage uv provide_uv || return 1
     stage lab38-install old_environment "$old_python" &
     local jobs=($!)
     if [ -n "$docker" ]; then
-        desktop_track &
+        track 'base-desktop wheels-desktop' desktop_track &
         jobs+=($!)
         stage base scripts/standin.sh base cpu "$state" "$NARROWGAUGE_TEST_BASE" &
         jobs+=($!)
     fi
     stage wheels scripts/standin.sh wheels cpu "$state/wheels" "$new_python" || return 1
-    lab_track &
+    track 'lab311-install lab311-kernels lab38-kernels objects' lab_track &
     jobs+=($!)
-    host_track || failed=yes
+    # Behind this shell too: while it waits for its jobs, and then alone, it takes signals at once.
+    host_track &
+    jobs+=($!)
     for job in "${jobs[@]}"; do wait "$job" || failed=yes; done
     [ -z "$failed" ]
 }
@@ -232,6 +211,7 @@ rm -f "$logs"/* "$reports"/* "$stages"
 trap 'finish 130' INT TERM
 trap 'finish $?' EXIT
 begin=$SECONDS
+settings_of_pip
 require "$provision" "$docker" "$slow" "$cluster"
 new_python=$(newest_python)
 old_python=$(python38)

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 #: What a Debian without anything of ours has.
-_TOOLS = ("awk", "cat", "cksum", "date", "dirname", "env", "find", "grep", "head", "mkdir",
+_TOOLS = ("awk", "cat", "cksum", "date", "df", "dirname", "du", "env", "find", "grep", "head", "mkdir",
           "mktemp", "cp", "rm", "sed", "sh", "sleep", "sort", "tail", "id", "uname",
           "mv", "bash")  # fmt: skip
 
@@ -198,6 +198,23 @@ def test_the_suite_without_containers_needs_no_engine(clone: Path, bare: Path) -
     assert done.returncode == 14
     assert "engine" not in done.stdout
     assert "python3.8" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"), [((), 16), (("--slow",), 28), (("--no-docker",), 6)], ids=str
+)
+def test_the_suite_begins_on_no_disk_that_it_would_fill(
+    clone: Path, bare: Path, words: tuple[str, ...], needed: int
+) -> None:
+    (bare / "df").unlink()
+    full = needed * 1_000_000 - 1
+    add(bare, "df", f"echo header; echo /dev/disk 0 0 {full} 0% /")
+
+    done = start(clone, bare, "scripts/test.sh", *words)
+
+    assert done.returncode == 14
+    assert f"needs {needed} GB in {clone}/.test: {needed - 1} GB are free" in done.stdout
+    assert "NARROWGAUGE_TEST_STATE=" in done.stdout
 
 
 def test_continuous_integration_is_the_same_suite() -> None:
