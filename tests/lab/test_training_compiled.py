@@ -16,6 +16,9 @@ from narrowgauge_contract.errors import ExitCode, SkippedError, UsageError
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.anytime.gradients import Orthogonalised, PCGrad, Projection
 from narrowgauge_lab.anytime.objective import ExitLosses
+from narrowgauge_lab.anytime.staged import StagedForward
+from narrowgauge_lab.anytime.systems.iresnext import SharedIResNeXt
+from narrowgauge_lab.anytime.systems.iresnext_parts import Geometry
 from narrowgauge_lab.anytime.systems.nested import NestedNet
 from narrowgauge_lab.compiling import CompileError, Forward, compiled_or_say
 
@@ -53,7 +56,8 @@ def _counting(sizes: List[int]) -> Callable[..., Any]:
 
             return run
 
-        made: Callable[..., Any] = torch.compile(call, backend=backend, fullgraph=True)
+        whole_graph = {"fullgraph": True, "dynamic": False}
+        made: Callable[..., Any] = torch.compile(call, backend=backend, **whole_graph)
         return made
 
     return compiled
@@ -143,6 +147,20 @@ def test_projected_gradients_are_taken_through_stages_that_are_compiled_one_by_o
 
 
 @needs_compiler
+def test_there_are_more_stages_than_the_compiler_keeps_versions_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight of one code object, whatever network they are of."""
+    monkeypatch.setattr(torch_compat, "compiled", _counting([]))
+    images = torch.rand(4, 3, 8, 8)
+    for exits in (4, 6):
+        net = NestedNet(classes=CLASSES, exits=exits, channels=2).eval()
+        with torch.no_grad():
+            for mine, theirs in zip(StagedForward(net, net, 4)(images), net(images)):
+                torch.testing.assert_close(mine, theirs)
+
+
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_what_inductor_makes_of_stages_is_differentiated_again_and_again(tmp_path: Path) -> None:
@@ -167,6 +185,16 @@ def test_projected_gradients_of_what_has_no_stages_are_not_compiled(tmp_path: Pa
     with pytest.raises(UsageError, match=r"does not go with this training") as caught:
         Case(tmp_path).train(given)
     assert "exit by exit" in str(caught.value)
+
+
+@needs_compiler
+def test_nor_are_those_of_a_network_that_answers_all_exits_at_once(tmp_path: Path) -> None:
+    """Nothing of it would have been compiled, and the record would have said that it was."""
+    net = SharedIResNeXt(Geometry(1, 0.25, CLASSES))
+    given = exits_recipe(ExitLosses(net.exits, Orthogonalised()), epochs=2)
+    with pytest.raises(UsageError, match=r"does not go with this training") as caught:
+        AnytimeCase(tmp_path).run(dataclasses.replace(given, compile=True), net=net)
+    assert "SharedIResNeXt has no stages to train by" in str(caught.value)
 
 
 def test_without_a_compiler_the_row_is_skipped(

@@ -66,4 +66,6 @@ class StagedForward:
             found = advance(model, exit, state, head)
             return found.logits, found.state, found.macs
 
+        # The compiler keeps eight versions of a code object at most: each stage has one of its own.
+        stage.__code__ = stage.__code__.replace(co_name=f"stage{exit}")
         return stage

@@ -56,11 +56,13 @@ class ExitStepper(Stepper):
         """The losses as `objective` wants them compiled."""
         if not (compiles and isinstance(self.objective.combination, Projection)):
             return Forward(self._parts, batch, compiles)
-        if not isinstance(model, AnytimeNetwork):
+        staged = isinstance(model, AnytimeNetwork)
+        # One that answers all exits in a pass of its own has no stages to compile there.
+        if not (staged and type(model).forward is AnytimeNetwork.forward):
             raise UsageError(
                 "torch.compile does not go with this training",
                 why=f"gradients are projected exit by exit, and {type(model).__name__} has no "
-                "stages that could be compiled one by one",
+                "stages to train by that could be compiled one by one",
                 next_step="-p compile=false",
             )
         return StagedForward(self._parts, model, batch)
