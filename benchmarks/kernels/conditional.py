@@ -71,12 +71,25 @@ WAYS: dict[str, Callable[[Any, list[int]], int]] = {
 }
 
 
+def require_all_ran(name: str, cells: list[Any], launch: Callable[[], None]) -> None:
+    """Raises RuntimeError where a launch does not run every piece once: a condition that does not
+    hold would leave out what is to be timed."""
+    import torch
+
+    before = [float(cell) for cell in cells]
+    launch()
+    torch.cuda.synchronize()
+    ran = [float(cell) - one for cell, one in zip(cells, before, strict=True)]
+    if ran != [_KERNELS] * len(cells):
+        raise RuntimeError(f"{name}: of {_KERNELS} kernels each, the pieces ran {ran}")
+
+
 def measured(nodes: int, pairs: int) -> list[dict[str, Any]]:
     """Each way with so many conditional nodes."""
     import torch
 
     from narrowgauge_lab.anytime.chains import chained
-    from narrowgauge_lab.anytime.conditional import DriverGraphs
+    from narrowgauge_lab.anytime.conditional import DriverGraphs, why_no_switch
     from narrowgauge_lab.measure import TimingPlan, interleave
 
     device = torch.device("cuda", torch.cuda.current_device())
@@ -84,14 +97,23 @@ def measured(nodes: int, pairs: int) -> list[dict[str, Any]]:
     held = [piece() for _ in range(nodes + 1)]
     raw = [graph.raw_cuda_graph() for graph, _ in held]
 
-    def launched(graph: int) -> Callable[[], None]:
+    def launched(name: str, graph: int) -> Callable[[], None]:
         executable = graphs.instantiate(graph)
-        return lambda: graphs.launch(executable, torch.cuda.current_stream().cuda_stream)
 
-    straight = launched(chained(graphs, raw, 0)[0])
+        def launch() -> None:
+            graphs.launch(executable, torch.cuda.current_stream().cuda_stream)
+
+        require_all_ran(name, [cell for _, cell in held], launch)
+        return launch
+
+    straight = launched("straight", chained(graphs, raw, 0)[0])
     rows = []
     for name, make in WAYS.items():
-        turns = interleave(launched(make(graphs, raw)), straight, device, TimingPlan(), pairs)
+        reason = why_no_switch(device) if make is not nested else ""
+        if reason:
+            print(f"{name:8} left out: {reason}")
+            continue
+        turns = interleave(launched(name, make(graphs, raw)), straight, device, TimingPlan(), pairs)
         both = zip(turns.first.seconds, turns.second.seconds, strict=True)
         added = [(one - other) / nodes for one, other in both]
         rows.append({"way": name, "nodes": nodes, "added_s": added})
