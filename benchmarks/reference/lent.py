@@ -6,7 +6,8 @@ files only in pieces: what runs goes on behind the commands that bring data and 
     python3 benchmarks/reference/lent.py parts WORK PART…
     python3 benchmarks/reference/lent.py wait WORK SECONDS --into DIR
 
-`begin` copies this checkout to WORK/tree, unless one is there: no later command can change that.
+`begin` copies this checkout to WORK/tree, unless one is there: no later command can change that,
+and whatever is begun later is looked up there.
 It starts a session of its own that runs `take.py` for each list in turn, by its name in `lists/`,
 or for those of its jobs that are named, in this order (`kernels` first, where none are built).
 `A+B=JOB,…` are two lists run as one: without names, of A before B.
@@ -19,7 +20,7 @@ N: after so many seconds what runs is stopped in order.
 `wait` returns after so many seconds, or once all has ended, and leaves in DIR: `records.tar.gz`,
 `log.txt`, and `caches.tar.gz`, the small files of the cache folder, which is WORK/cache here.
 Of a run that goes on the archive has its events: `narrowgauge_lab record` makes a record of them.
-Its exit code is 0 once all has ended, 3 before.
+Its exit code is 0 once all has ended, however it did (WORK/ended has the worst code), 3 before.
 
 What a host needs beside torch (see `needs` of the lists) is found by PYTHONPATH.
 """
@@ -64,23 +65,41 @@ def _lists(names: str) -> list[Path]:
 
 def _jobs(text: str) -> list[Job]:
     names, only, _ = _asked(text)
-    return named(load_jobs(_lists(names)), only)
+    jobs = named(load_jobs(_lists(names)), only)
+    if not jobs:
+        raise ValueError(f"'{text}' names no job of {ROOT}")
+    return jobs
+
+
+def _copy_tree(work: Path) -> None:
+    """This checkout as WORK/tree, whole or not at all; what is there already stays."""
+    if (work / TREE).is_dir():
+        return
+    if ROOT in (work, *work.parents):
+        raise ValueError(f"{work} is in the checkout, which would be copied into itself")
+    partial = work / f"{TREE}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    left = shutil.ignore_patterns(".test", ".nox", ".venv*")
+    shutil.copytree(ROOT, partial, symlinks=True, ignore=left)
+    os.replace(partial, work / TREE)
 
 
 def _begin(options: argparse.Namespace) -> int:
-    for text in options.lists:
-        if not _jobs(text):
-            raise ValueError(f"'{text}' names no job")
     work: Path = options.work
+    script = work / TREE / "benchmarks" / "reference" / Path(__file__).name
+    copied = script.resolve() == Path(__file__).resolve()
+    if script.is_file() and not copied:
+        # What runs are the lists that were copied, whatever has become of these.
+        return subprocess.call([sys.executable, str(script), *options.arguments])
+    for text in options.lists:
+        _jobs(text)
     work.mkdir(parents=True, exist_ok=True)
+    if not copied:
+        _copy_tree(work)
     (work / ENDED).unlink(missing_ok=True)
-    if not (work / TREE).is_dir():
-        left = shutil.ignore_patterns(".test", ".nox", ".venv*")
-        shutil.copytree(ROOT, work / TREE, symlinks=True, ignore=left)
     (work / CACHE).mkdir(exist_ok=True)
     if options.caches:
         _restore(options.caches, work / CACHE)
-    script = work / TREE / "benchmarks" / "reference" / Path(__file__).name
     words = [sys.executable, str(script), "run", str(work), "--gpus", options.gpus]
     words += ["--seconds", str(options.seconds), *options.lists]
     env = {**os.environ, "XDG_CACHE_HOME": str(work / CACHE), "PYTHONUNBUFFERED": "1"}
@@ -109,7 +128,17 @@ def _restore(archive: Path, cache: Path) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """What `begin` starts."""
+    """What `begin` starts. However it ends, that is written down: `wait` waits for nothing else."""
+    worst = 2
+    try:
+        worst = _run_lists(options)
+    finally:
+        (options.work / ENDED).write_text(f"{worst}\n")
+    return worst
+
+
+def _run_lists(options: argparse.Namespace) -> int:
+    """Each list in turn, in the time that is left; the worst of their exit codes."""
     work: Path = options.work
     begun = time.monotonic()
     worst = 0
@@ -124,7 +153,6 @@ def _run(options: argparse.Namespace) -> int:
         words += ["--gpus", gpus or options.gpus]
         words += ["--limit", f"{max(0.0, options.seconds - spent):.0f}"]
         worst = max(worst, subprocess.call(words))
-    (work / ENDED).write_text(f"{worst}\n")
     return worst
 
 
@@ -175,7 +203,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     made["parts"].add_argument("parts", nargs="+", type=Path, metavar="PART")
     made["wait"].add_argument("seconds", type=float, metavar="SECONDS")
     made["wait"].add_argument("--into", type=Path, required=True, metavar="DIR")
-    return parser.parse_args(arguments)
+    return parser.parse_args(arguments, argparse.Namespace(arguments=list(arguments)))
 
 
 def main(arguments: Sequence[str]) -> int:

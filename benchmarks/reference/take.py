@@ -163,8 +163,11 @@ def lane(
         job = queue.take(gpu)
         if job is None:
             return
+        codes[job.name] = 1
         try:
             codes[job.name] = run_job(job, gpu, cores, options)
+        except OSError as error:  # as of a full disk: the lane goes on with the next job
+            print(f"{job.name:40} {error}", file=sys.stderr, flush=True)
         finally:
             queue.give_back(job)
 
@@ -277,7 +280,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--gpus", default="0", help="which, with commas; empty: CPU only")
     parser.add_argument("--limit", type=float, default=float("inf"), metavar="SECONDS")
-    parser.add_argument("--only", default="", metavar="WORD,…", help="jobs by parts of names, in this order")
+    parser.add_argument("--only", default="", metavar="WORD,…", help="parts of names, in order")
     parser.add_argument("--without", default="", metavar="PACKAGE,…", help="go on without them")
     parser.add_argument("--data", type=Path, metavar="DIR")
     parser.add_argument("--pack", type=Path, metavar="FILE", help="records in one archive")

@@ -101,6 +101,45 @@ def test_a_list_may_have_lanes_of_its_own(checkout: Path, tmp_path: Path) -> Non
     assert shown == {"here": "1\n", "there": "3\n"}
 
 
+def test_what_is_begun_later_is_of_the_tree_that_was_copied(checkout: Path, tmp_path: Path) -> None:
+    """A list of the checkout that the copy lacks would run as no job at all, and end well."""
+    work, into = tmp_path / "work", tmp_path / "into"
+    lent(checkout, "begin", str(work), "tiny=first")
+    lent(checkout, "wait", str(work), "30", "--into", str(into))
+    later = checkout / "benchmarks" / "reference" / "lists" / "later.toml"
+    later.write_text('[[job]]\nname = "third"\ncommand = ["true"]\n')
+
+    refused = lent(checkout, "begin", str(work), "later")
+    known = lent(checkout, "begin", str(work), "tiny=first")
+
+    assert refused.returncode == 2
+    assert f"{work}/tree" in refused.stderr
+    assert known.returncode == 0, known.stderr
+    assert lent(checkout, "wait", str(work), "30", "--into", str(into)).returncode == 0
+
+
+def test_nothing_is_copied_into_itself(checkout: Path) -> None:
+    refused = lent(checkout, "begin", str(checkout / "work"), "tiny=first")
+
+    assert refused.returncode == 2
+    assert "in the checkout" in refused.stderr
+
+
+def test_an_end_by_an_error_is_an_end(checkout: Path, tmp_path: Path) -> None:
+    """Nobody waits for what has failed to begin."""
+    work, into = tmp_path / "work", tmp_path / "into"
+    lent(checkout, "begin", str(work), "tiny=first")
+    lent(checkout, "wait", str(work), "30", "--into", str(into))
+    (work / "tree" / "benchmarks" / "reference" / "take.py").unlink()
+    (work / "tree" / "benchmarks" / "reference" / "lists" / "tiny.toml").unlink()
+
+    done = lent(work / "tree", "run", str(work), "tiny")
+
+    assert done.returncode == 2
+    assert (work / "ended").read_text() == "2\n"
+    assert lent(work / "tree", "wait", str(work), "30", "--into", str(into)).returncode == 0
+
+
 def test_caches_come_back(checkout: Path, tmp_path: Path) -> None:
     caches = tmp_path / "caches.tar.gz"
     with tarfile.open(caches, "w:gz") as archive:

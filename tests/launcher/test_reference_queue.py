@@ -335,6 +335,20 @@ def test_a_name_is_itself_before_it_is_a_part_of_others(take: ModuleType) -> Non
     assert asked("none") == []
 
 
+def test_a_job_that_cannot_begin_fails_and_its_lane_goes_on(
+    take: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where a disk is full: here a file lies where its folder should."""
+    jobs = write_list(tmp_path / "jobs.toml", {"a": "pass", "b": "pass"})
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a").touch()
+
+    assert take.main([str(jobs), "--out", str(tmp_path / "out"), "--gpus", ""]) == 1
+
+    assert "File exists" in capsys.readouterr().err
+    assert (tmp_path / "out" / "b" / "ended.json").is_file()
+
+
 def test_a_shard_is_a_part_of_the_rows(take: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "jobs.toml").write_text(
         '[[job]]\nname = "a"\nexperiment = "mnist"\nshard = "2/3"\nparameters = { epochs = 1 }\n'
