@@ -175,11 +175,11 @@ discard() {
 # patiently WORD...: again for a minute where the engine does not answer, as while it is restarted.
 patiently() {
     attempt=0
-    until answer=$("$@" 2>&1); do
+    until answer=$("$@" 2>&1 8<&- 9<&-); do
         case $answer in *[Nn]'o such '*) break ;; esac
         attempt=$((attempt + 1))
         [ $attempt -le 60 ] || break
-        sleep 1
+        sleep 1 8<&- 9<&-
     done
     printf '%s\n.' "$answer"
 }
@@ -197,7 +197,7 @@ await() {
         case $code in *[Nn]'o such container'*) code=gone && break ;; esac
         tries=$((tries + 1))
         if [ $tries -gt 60 ]; then code=lost && break; fi
-        sleep 1
+        sleep 1 8<&- 9<&-
     done
 }
 
@@ -408,12 +408,13 @@ begun() {
     done
 }
 
-# own RUN: hold $lock, if it names this run and nobody holds it.
+# own RUN: hold $lock, if it names this run and nobody holds it: 1 where somebody does, 2 without it.
 own() {
     exec 8<"$lock"
-    flock -n 8 && case $(cat "$lock") in *"\"run_id\": \"$1\""*) return ;; esac
+    taken=1
+    flock -n 8 && taken=2 && case $(cat "$lock") in *"\"run_id\": \"$1\""*) return ;; esac
     exec 8<&-
-    return 1
+    return $taken
 }
 
 # watch HOME NAME DEVICE LEASES RUN OFFSET BYTES: a run that was started before. What has arrived of
@@ -440,9 +441,13 @@ watch() {
         done <<EOF
 $earlier
 EOF
-        sleep 0.1
-        lock=$lease
-        own "$5" || lock=
+        # What that one was waiting for may hold the lease for another moment.
+        lock=$lease tries=0
+        until own "$5"; do
+            tries=$((tries + 1))
+            if [ $taken = 2 ] || [ $tries -gt 20 ]; then lock= && break; fi
+            sleep 0.1
+        done
     fi
     report "$have" "$6"
     release
