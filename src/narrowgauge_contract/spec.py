@@ -56,7 +56,8 @@ class Parameter:
     `recipe`: it says how a network is trained, and not what is claimed of it: rows of a claim may
     have another value than its profile, and then show it, but do not refute it.
     `any_value`: claims that leave it open are of every value that it has, each judged by itself: no
-    profile can hold what is made from a run, as a solved plan.
+    profile can hold what is made from a run, as a solved plan, and what is said of a training holds
+    whichever kernels it runs by, or whether its weights are kept.
     `commas`: a text may have commas of its own, so on a command line it is one value and no list.
     Of type `plan`, a value is the name of a built-in placement plan, `none`, or what
     `placement.plan_value` calls a file's, which was read before (`placement_files.read_plans`).
