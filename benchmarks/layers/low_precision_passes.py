@@ -2,14 +2,15 @@
 
     PYTHONPATH=src python benchmarks/layers/low_precision_passes.py [--batch 64 256] [--pairs N]
         [--only TEXT] [--json FILE]
-    python benchmarks/layers/low_precision_passes.py --show FILE
+    python benchmarks/layers/low_precision_passes.py --show FILE [--check]
 
 Each figure is of two calls that take turns, bf16's (cuDNN or cuBLAS, channels_last) and ours, each
 a CUDA graph that is replayed, so no launch is in it. `with`: bf16 activations and gradients and
 float32 weights come in, everything that is made of them included, for bf16 the cast of the weight.
 `without`: operands and weights are in the precision already (of a weight gradient the turning of
 both is still in it). `step`: all three passes, each operand quantised once. Results are bf16, and
-float32 for the weight's gradient.
+float32 for the weight's gradient. The table and its targets are `low_precision_table.py`'s; with
+`--check` the exit code is 1 where one is missed.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from low_precision_table import line, table, targets
 
 #: (input channels, output channels, side of the input, window, stride) of ResNet-50's layers with
 #: at least 256 channels on both sides, at 224 x 224; the last is the linear layer.
@@ -174,7 +176,7 @@ def measure(batches: list[int], pairs: int, only: str) -> dict[str, Any]:
             if only in layer.name:
                 for row in _rows(layer, [*names[2:]], pairs):
                     rows.append(dataclasses.asdict(row))
-                    print(_line(rows[-1], None), file=sys.stderr, flush=True)
+                    print(line(rows[-1], None), file=sys.stderr, flush=True)
             torch.cuda.empty_cache()
     return {
         "card": torch.cuda.get_device_name(),
@@ -248,37 +250,6 @@ def _distance(result: Any, exact: Any) -> float:
     return float((result.double() - exact.double()).norm() / exact.double().norm())
 
 
-def _line(row: dict[str, Any], ceilings: dict[str, Any] | None) -> str:
-    bf16, ours = (1e6 * statistics.median(row[name]) for name in ("bf16", "ours"))
-    gain = statistics.median(
-        one / other for one, other in zip(row["bf16"], row["ours"], strict=True)
-    )
-    bound, share = "", ""
-    if ceilings:
-        # A product has at least its FLOP and its bytes to do; what quantises moves bytes only.
-        moved = (row["bytes"] + row["extra_bytes"]) / ceilings["copy"]["per_second"]
-        multiplied = row["flops"] / 2 / ceilings[row["precision"]]["per_second"]
-        least = 1e6 * max(moved, multiplied)
-        bound = f"{least:.1f} ({'bytes' if moved > multiplied else 'FLOP'})"
-        share = f"{100 * least / ours:.0f} %"
-    away = "" if row["distance"] is None else f"{row['distance']:.4f}"
-    return (
-        f"| {row['layer']} | {row['batch']} | {row['pass_']} | {row['precision']} | "
-        f"{row['product']} | {row['quantisation']} | {bf16:.1f} | {ours:.1f} | {gain:.2f} | "
-        f"{bound} | {share} | {away} |"
-    )
-
-
-def table(result: dict[str, Any]) -> str:
-    """Medians, in Markdown; times in microseconds."""
-    head = [
-        "| layer | batch | pass | precision | by | quantisation | bf16 | ours | times bf16's speed "
-        "| roofline | of it | distance |",
-        "|---|---:|---|---|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    return "\n".join(head + [_line(row, result["ceilings"]) for row in result["rows"]])
-
-
 def main() -> int:
     """Measure or show; the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -287,15 +258,16 @@ def main() -> int:
     parser.add_argument("--only", default="", help="layers whose name has this in it")
     parser.add_argument("--json", type=Path, help="write the raw samples there")
     parser.add_argument("--show", type=Path, help="print the table of such a file; measure nothing")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
     options = parser.parse_args()
     if options.show:
-        print(table(json.loads(options.show.read_text(encoding="utf-8"))))
-        return 0
-    result = measure(options.batch, options.pairs, options.only)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        result = json.loads(options.show.read_text(encoding="utf-8"))
+    else:
+        result = measure(options.batch, options.pairs, options.only)
+        if options.json:
+            options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(table(result))
-    return 0
+    return int(options.check and not targets(result)[1])
 
 
 if __name__ == "__main__":
