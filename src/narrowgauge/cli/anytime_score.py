@@ -35,6 +35,12 @@ def anytime_score(
         Path | None,
         typer.Option("--out", metavar="DIR", help="Write JSON, CSV and the pictures there."),
     ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            "--into", metavar="PAGE", help="Write the table into this page, between its markers."
+        ),
+    ] = None,
     results: Results = None,
     project: Project = None,
     as_json: Json = False,
@@ -60,6 +66,10 @@ def anytime_score(
         print_scoring(found, console)
     if out is not None:
         _write(found, out)
+    if into is not None:
+        from narrowgauge.anytime.page import update_page
+
+        note(f"{into} {'was brought up to date' if update_page(into, found) else 'is up to date'}")
 
 
 def _write(found: Scoring, out: Path) -> None:

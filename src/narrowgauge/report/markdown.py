@@ -17,8 +17,9 @@ from narrowgauge_contract.codec import write_atomic
 
 __all__ = ["fill_block", "markdown_block", "markdown_report", "update_block"]
 
-BEGIN, END = "<!-- verdicts -->", "<!-- /verdicts -->"
-_BLOCK = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
+#: What of a page is the verdicts', by its name and by its markers.
+VERDICTS = "verdicts"
+BEGIN, END = f"<!-- {VERDICTS} -->", f"<!-- /{VERDICTS} -->"
 _HEADS = ("verdict", "claim", "the paper", "here", INTERVAL, "processes", "measured on")
 #: More runs or exclusions of one claim than these are counted, not listed.
 _MOST = 12
@@ -125,18 +126,21 @@ def _runs(report: Report) -> Iterator[str]:
         yield _line([markdown(cell) for cell in cells])
 
 
-def fill_block(page: str, block: str, where: str) -> str:
-    """The page with the block between its markers. Raises UsageError where it has none."""
-    if len(_BLOCK.findall(page)) != 1:
+def fill_block(page: str, block: str, where: str, name: str = VERDICTS) -> str:
+    """The page with the block between its markers of that name. Raises UsageError where it has
+    none."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    found = re.compile(f"{re.escape(begin)}\n.*?{re.escape(end)}", re.DOTALL)
+    if len(found.findall(page)) != 1:
         raise UsageError(
-            f"{where} should have one place for the verdicts",
-            why=f"the lines '{BEGIN}' and '{END}', once each, say where",
-            next_step="add them where the verdicts should stand",
+            f"{where} should have one place for the {name}",
+            why=f"the lines '{begin}' and '{end}', once each, say where",
+            next_step=f"add them where the {name} should stand",
         )
-    return _BLOCK.sub(lambda _: f"{BEGIN}\n{block}{END}", page)
+    return found.sub(lambda _: f"{begin}\n{block}{end}", page)
 
 
-def update_block(path: Path, block: str, *, check: bool) -> bool:
+def update_block(path: Path, block: str, *, check: bool, name: str = VERDICTS) -> bool:
     """Bring the block of a page up to date; whether it was not.
 
     With `check` nothing is written, and UsageError is raised where the page is out of date.
@@ -145,12 +149,12 @@ def update_block(path: Path, block: str, *, check: bool) -> bool:
         page = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}", why=str(error)) from error
-    filled = fill_block(page, block, str(path))
+    filled = fill_block(page, block, str(path), name)
     if filled == page:
         return False
     if check:
         raise UsageError(
-            f"the verdicts in {path} are not those of the records",
+            f"the {name} in {path} are not those of the records",
             next_step=f"narrowgauge report --replay --into {path}",
         )
     write_atomic(path, filled.encode("utf-8"))
