@@ -16,6 +16,7 @@ from narrowgauge.errors import UsageError
 from narrowgauge.ladder import climbs_of, ladder_markdown
 from narrowgauge.matrix import matrix_markdown
 from narrowgauge.noise import Floors
+from narrowgauge.series import series_markdown
 from narrowgauge.tables import markdown_table, measured_on
 from narrowgauge_contract.codec import dumps
 from narrowgauge_contract.outcome import Metric
@@ -26,7 +27,9 @@ __all__ = ["MOST_BYTES", "MOST_SAMPLES", "export", "reduce_record", "render_tabl
 
 MOST_SAMPLES = 200
 MOST_BYTES = 1_000_000
-_MARKER = re.compile(r"(<!-- (table|ladder|matrix): ([^>]+?) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
+_MARKER = re.compile(
+    r"(<!-- (table|ladder|matrix|series): ([^>]+?) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL
+)
 
 
 def reduce_record(record: Record) -> Record:
@@ -97,7 +100,8 @@ def _device(record: Record) -> str:
 
 def render_tables(page: str, folder: Path) -> str:
     """Fill every `<!-- table: DEVICE/RUN metric,… -->` of an experiment's page from its references,
-    every `<!-- ladder: DEVICE/RUN NAME -->` with the drawing of that name, as a table, and every
+    every `<!-- ladder: DEVICE/RUN NAME -->` with the drawing of that name, as a table, every
+    `<!-- series: DEVICE/RUN metric,… -->` with a line for each block or step (`series`), and every
     `<!-- matrix: … -->` with what `matrix` makes of several records. A table may be of several
     records whose rows join, such as shards of one run: `DEVICE/RUN+RUN metric,…`.
 
@@ -119,9 +123,12 @@ def render_tables(page: str, folder: Path) -> str:
             if not path.is_file():
                 raise UsageError(f"the {kind} '{said.strip()}' has no record {path}")
             records.append(load_record(path))
-        record, source = _joined(records), _source(records)
+        each = kind == "series" and "repeats=each" in words.split()
+        record, source = _joined(records), _source(records, each=each)
         if kind == "ladder":
             return f"{begin}{_ladder(record, words.strip(), floors)}{source}\n{end}"
+        if kind == "series":
+            return f"{begin}{series_markdown(record, words.strip())}{source}\n{end}"
         chosen = [name.strip() for name in words.split(",") if name.strip()]
         return f"{begin}{markdown_table(record, floors, chosen)}{source}\n{end}"
 
@@ -169,8 +176,10 @@ def _ladder(record: Record, name: str, floors: Floors) -> str:
     return table
 
 
-def _source(records: Sequence[Record]) -> str:
+def _source(records: Sequence[Record], *, each: bool) -> str:
     note = "median over the valid repeats (least to most)"
+    if each:
+        note = "a figure for each valid repeat, in their order"
     names = ", ".join(f"`{record.run_id}`" for record in records)
     what = "record" if len(records) == 1 else "records"
     first = records[0]

@@ -19,12 +19,14 @@ from narrowgauge_contract.figures import median
 from narrowgauge_contract.record import Record
 
 __all__ = [
+    "headed",
     "markdown_line",
     "markdown_table",
     "measured_on",
     "noise_floor_markdown",
     "noise_floor_table",
     "rows_table",
+    "spread",
     "summary_table",
     "write_tables",
 ]
@@ -57,7 +59,7 @@ def rows_table(record: Record) -> Table:
     parameters = list(dict.fromkeys(name for row in record.rows for name in row.parameters))
     metrics = metric_names(record)
     head = ["row", "repeat", "seed", *parameters, "status", "valid", "reasons", "seconds"]
-    head += [_headed(name, unit_of(record, name)) for name in metrics]
+    head += [headed(name, unit_of(record, name)) for name in metrics]
     lines = []
     for row in record.rows:
         figures: list[Any] = []
@@ -158,7 +160,7 @@ def markdown_table(record: Record, floors: Floors, metrics: Sequence[str] = ()) 
     found = statistics.configurations(record.rows)
     names = statistics.varying(found)
     scales = {name: _scale(found, name, unit_of(record, name)) for name in chosen}
-    head = [*names, *(_headed(name, scale.unit) for name, scale in scales.items())]
+    head = [*names, *(headed(name, scale.unit) for name, scale in scales.items())]
     baseline = baseline_of(record, floors)
     if baseline is not None and baseline.metric not in chosen:
         baseline = None
@@ -167,7 +169,7 @@ def markdown_table(record: Record, floors: Floors, metrics: Sequence[str] = ()) 
     lines = [markdown_line(head), markdown_line(["---"] * len(head))]
     for each in found:
         cells = [str(_cell(each.parameters[name])) for name in names]
-        cells += [_spread(each.figures(name), scale) for name, scale in scales.items()]
+        cells += [spread(each.figures(name), scale) for name, scale in scales.items()]
         if baseline is not None:
             ratio, detectable = baseline.ratio(each)
             interval = ratio.ratio_interval
@@ -190,7 +192,8 @@ def _scale(found: Iterable[Configuration], name: str, unit: str) -> Scale:
     return scale_of(median([each.median for each in summaries if each is not None] or [0.0]), unit)
 
 
-def _spread(figures: Sequence[float], scale: Scale) -> str:
+def spread(figures: Sequence[float], scale: Scale) -> str:
+    """The median with least and most; a dash where there is no figure."""
     summary = statistics.summarize(figures)
     if summary is None:
         return "–"
@@ -200,7 +203,8 @@ def _spread(figures: Sequence[float], scale: Scale) -> str:
     return f"{middle} ({scale.number(summary.low)} to {scale.number(summary.high)})"
 
 
-def _headed(name: str, unit: str) -> str:
+def headed(name: str, unit: str) -> str:
+    """A column's heading: the name, and the unit where there is one."""
     return f"{name} ({unit})" if unit and unit != "1" else name
 
 
