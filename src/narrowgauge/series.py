@@ -103,6 +103,8 @@ def _body(
 def _cell(figures: Sequence[float], scale: Scale, wanted: _Wanted) -> str:
     if wanted.each and figures:
         return ", ".join(map(scale.number, figures))
+    if len(set(figures)) == 1:  # counts; how many repeats there were has a column of its own
+        return scale.number(figures[0])
     return spread(figures, scale)
 
 
