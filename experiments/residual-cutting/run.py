@@ -74,7 +74,7 @@ def run(ctx: RowContext) -> None:
 def _trained(ctx: RowContext, net: CifarResNet, splits: Splits) -> bool:
     """Give `net` its weights. False where training diverged: the row is INVALID."""
     parameters = ctx.parameters
-    asked = asked_file(parameters["weights"], _HERE)
+    asked = asked_file(parameters["weights"], _HERE, ctx.seed)
     if asked is not None:
         load_weights(net, asked)
         ctx.fact("weights_from", f"the file {asked.name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import types
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -161,13 +162,14 @@ def test_claims_of_what_a_cut_costs_are_of_points_lost() -> None:
 
 def test_saved_weights_are_cut_without_training(whole_row: Any, tmp_path: Path) -> None:
     row, folder = whole_row
-    asked = f"weights={folder / 'weights.pt'}"
+    shutil.copy(folder / "weights.pt", folder / "weights-0.pt")
+    asked = f"weights={folder / 'weights-SEED.pt'}"
 
     again = ROWS.run(tmp_path, asked)
 
     assert again.metric("train_loss") is None
     assert again.metric("no_shortcut_accuracy") is None  # no modes, no table
-    assert again.facts["weights_from"] == "the file weights.pt"
+    assert again.facts["weights_from"] == "the file weights-0.pt"
     for name in ("full_accuracy", "full_accuracy_anew", "highest_link_accuracy_anew"):
         assert _values(again, name) == _values(row, name)
     with pytest.raises(DataCorruptError, match="weights of this CifarResNet"):
