@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"
 LISTS = ROOT / "benchmarks" / "reference" / "lists"
 
+METHODS = ("voting", "bagging", "fusion", "boosting", "snapshot")
 #: By list and experiment; all other claims of the experiment are none of the list's.
 SERVED = {
     "transforms": {
@@ -51,6 +52,11 @@ SERVED = {
             "deleting-where-the-map-points", "inserting-where-the-map-points",
             "neighbours-look-alike", "thinking-where-it-looks", "cam-is-grad-cam",
         },
+        "feature-pyramid": {
+            "pyramid-over-plain-own", "pyramid-over-plain-trunk",
+            "equal-cost-own", "equal-cost-trunk",  # counted, whatever a row is trained for
+        },
+        "fundamentals": {"convolution-98"},
     },
     "plans": {
         "resnet": {
@@ -67,9 +73,9 @@ SERVED = {
     },
     "ensembles": {
         "ensembles": {
-            *(f"lenet-{each}" for each in ("voting", "bagging", "fusion", "boosting", "snapshot")),
-            *(f"time-{each}" for each in ("bagging", "fusion", "boosting", "snapshot")),
-            "resnet50-snapshot", "published-order",
+            *(f"{net}-{each}" for net in ("lenet", "resnet50") for each in METHODS),
+            *(f"time-{each}" for each in METHODS[1:]),  # beside voting
+            "published-order",
         },
     },
 }  # fmt: skip
