@@ -85,7 +85,21 @@ def _measured(each: Claimed, words: Sequence[str], value: float, device: str = "
 
 
 @pytest.mark.parametrize(
-    "experiment", ["branchynet", "class-maps", "ddnn", "iresnext", "resolution-ladder", "sact"]
+    "experiment",
+    [
+        "branchynet",
+        "class-maps",
+        "ddnn",
+        "ensembles",
+        "feature-pyramid",
+        "fundamentals",
+        "iresnext",
+        "pruning",
+        "quantisation",
+        "residual-cutting",
+        "resolution-ladder",
+        "sact",
+    ],
 )
 def test_what_the_readme_says_can_be_run(experiment: str) -> None:
     commands = _commands(experiment)
