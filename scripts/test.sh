@@ -76,12 +76,17 @@ nvrtc=nvidia-cuda-nvrtc-cu11==11.8.89
 #: Count multiply-accumulates too: ours are held against theirs. They need torch 2.
 counters=(fvcore==0.1.5.post20221221 ptflops==0.7.5)
 
+#: A peer of our ensembles. It asks for torchvision, which brings a torch of its own, and never imports
+#: it: installed without what it asks for.
+ensembles=torchensemble==0.2.0
+
 old_environment() { venv lab38 "$1" torch==1.8.0 numpy pillow tomli pytest hypothesis pytest-timeout; }
 
 new_environment() {
     # shellcheck disable=SC2046 # one word per wheel
     venv lab311 "$1" --find-links "$state/wheels" $(lab_requirements "$1") \
-        pillow pytest hypothesis pytest-timeout onnx onnxruntime "$nvrtc" "${counters[@]}" ${slow:+triton==3.6.0 openvino jax}
+        pillow pytest hypothesis pytest-timeout onnx onnxruntime joblib "$nvrtc" "${counters[@]}" ${slow:+triton==3.6.0 openvino jax} &&
+        "$(own_uv)" pip install --quiet --no-deps --python "$state/lab311/bin/python" "$ensembles"
 }
 
 #: The wheels that the image takes, where this Python takes them too.
