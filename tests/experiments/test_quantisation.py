@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from narrowgauge_contract.claims import ClaimKind, load_claims
 from narrowgauge_contract.errors import BadValueError, SkippedError
 from narrowgauge_contract.outcome import Row
 from narrowgauge_lab.errors import CalibrationError
-from narrowgauge_lab.quant import ort
+from narrowgauge_lab.quant import executors, ort
 from narrowgauge_lab.quant.cpu import exact_activation_bits
 from narrowgauge_lab.torch_compat import torch_version
 from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
@@ -37,6 +37,39 @@ def _last(row: Row, name: str) -> float:
 def _facts(row: Row) -> Dict[str, Any]:
     assert row.validity.valid, row.validity.reasons
     return dict(row.facts)
+
+
+def test_a_row_by_tensorrt_is_timed_beside_its_twin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the row asks of the executor; the executor itself is held by tests/lab."""
+    asked: List[Tuple[str, int, int]] = []
+
+    def engine(
+        model: torch.nn.Module,
+        images: torch.Tensor,
+        device: torch.device,
+        most: int,
+        precision: str,
+    ) -> executors.Executed:
+        assert {each.device.type for each in model.parameters()} == {"cpu"}
+        asked.append((precision, len(images), most))
+        shift = 100.0 if precision == "int8" else 0.0
+        turned = torch.arange(10.0) * shift  # int8 says 9 of every image
+        return executors.Executed(lambda x: model(x) + turned, f"TensorRT, {precision}")
+
+    monkeypatch.setattr(executors, "require_executor", lambda *_: None)
+    monkeypatch.setattr(executors, "by_tensorrt", engine)
+    words = ("method=static", "executor=tensorrt", "test_batch_size=600")
+    row = _ROWS.run(tmp_path, *words)
+
+    facts = _facts(row)
+    assert asked == [("int8", 20, 600), ("fp32", 20, 600)]
+    assert facts["ran_by"] == "TensorRT, int8"
+    assert facts["widths"] == {"0": [8, 8], "4": [8, 8]}
+    assert _last(row, "latency_gain") > 0
+    answers = read_logits(tmp_path / "row-0" / LOGITS_FILE).test.logits[0]
+    assert (answers.argmax(1) == 9).all()
 
 
 def test_a_row_records_what_it_promises(tmp_path: Path) -> None:
