@@ -195,6 +195,29 @@ def test_a_member_that_diverges_stops_the_row_and_is_named(
     assert not (tmp_path / "row-0" / LOGITS_FILE).exists()
 
 
+def test_a_snapshot_cycle_that_diverges_stops_the_row_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All members are one network: what follows a cycle that diverged would be NaN as well."""
+    fitting, cycles = ROWS.module("fitting"), []
+    train = fitting.training.train
+
+    def poisoned(stage: Any, model: nn.Module, *rest: Any) -> bool:
+        cycles.append(stage)
+        if len(cycles) == 2:
+            next(model.parameters()).data.fill_(float("nan"))
+        return bool(train(stage, model, *rest))
+
+    monkeypatch.setattr(fitting.training, "train", poisoned)
+    row = ROWS.run(tmp_path, "method=snapshot", "epochs=3")
+
+    (reason,) = row.validity.reasons
+    assert reason.startswith("member 2 of 3: diverged")
+    assert len(cycles) == 2
+    assert row.metric("member0_train_loss") is not None
+    assert not (tmp_path / "row-0" / LOGITS_FILE).exists()
+
+
 @pytest.mark.parametrize("method", ["bagging", "boosting"])
 def test_a_member_that_diverges_can_be_left_out_and_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str

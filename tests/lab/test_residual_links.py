@@ -21,9 +21,11 @@ from narrowgauge_lab.transforms.residual_links import (
 )
 
 WIDTH = 0.0625
-#: A projecting block, and one whose shortcut is an identity, of either depth.
+#: A projecting block, and one whose shortcut is an identity, of any depth.
 PROJECTING, IDENTITY = "layer3.0", "layer3.1"
 DEPTHS = (18, 50)
+#: Basic blocks and bottlenecks, as many as in a network of that depth.
+BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 
 
 def _net(depth: int = 18) -> nn.Module:
@@ -55,31 +57,44 @@ def _macs(net: nn.Module) -> int:
     return count(net, _images(1)).macs
 
 
+def _computed(block: Any, mode: str, maps: torch.Tensor) -> torch.Tensor:
+    """What a block's mode says; `scale` by a quarter."""
+    residual, shortcut = block.residual(maps), block.shortcut(maps)
+    ways = {
+        "full": F.relu(residual + shortcut),
+        "no_shortcut": F.relu(residual),
+        "no_residual": F.relu(shortcut),
+        "scale": F.relu(residual + 0.25 * shortcut),
+    }
+    return ways[mode]
+
+
+@pytest.mark.parametrize("depth", sorted(BLOCKS))
+def test_every_depth_is_cut_block_by_block(depth: int) -> None:
+    net = _net(depth)
+    wanted = [f"layer{stage}.{k}" for stage, n in enumerate(BLOCKS[depth], 1) for k in range(n)]
+    projecting = {"layer2.0", "layer3.0", "layer4.0"} | ({"layer1.0"} if depth >= 50 else set())
+
+    assert list(block_names(net)) == wanted
+    assert set(wanted) - set(identity_blocks(net)) == projecting
+    modes = ["full", "no_shortcut", "no_residual", "scale"]
+    cuts = [Cut(name, modes[k % 4], 0.25) for k, name in enumerate(wanted)]
+    other = cut(net, cuts)
+    for each in cuts:
+        block = _block(net, each.block)
+        maps = _maps(block)
+        assert torch.allclose(_block(other, each.block)(maps), _computed(block, each.mode, maps))
+
+
 @pytest.mark.parametrize("depth", DEPTHS)
 class TestWhatRuns:
-    def test_blocks_are_named_in_the_order_in_which_they_run(self, depth: int) -> None:
-        counts = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}[depth]
-        wanted = [f"layer{stage}.{k}" for stage, n in enumerate(counts, 1) for k in range(n)]
-
-        net = _net(depth)
-
-        assert list(block_names(net)) == wanted
-        projecting = {"layer2.0", "layer3.0", "layer4.0"} | ({"layer1.0"} if depth == 50 else set())
-        assert set(wanted) - set(identity_blocks(net)) == projecting
-
     @pytest.mark.parametrize("name", [PROJECTING, IDENTITY])
     @pytest.mark.parametrize("mode", ["full", "no_shortcut", "no_residual", "scale"])
     def test_a_block_computes_what_its_mode_says(self, depth: int, name: str, mode: str) -> None:
         net = _net(depth)
         block = _block(net, name)
         maps = _maps(block)
-        residual, shortcut = block.residual(maps), block.shortcut(maps)
-        wanted = {
-            "full": F.relu(residual + shortcut),
-            "no_shortcut": F.relu(residual),
-            "no_residual": F.relu(shortcut),
-            "scale": F.relu(residual + 0.25 * shortcut),
-        }[mode]
+        wanted = _computed(block, mode, maps)
 
         other = cut(net, [Cut(name, mode, 0.25 if mode == "scale" else 1.0)])
 
