@@ -1,32 +1,31 @@
 """What each resource alone would take for a step: the bus up, the bus down, the GPU, the CPU.
 
-Nothing can be faster than the busiest of them, however well they overlap. The work is the step's
+Nothing should be faster than the busiest of them, however well they overlap. The work is the step's
 own: the copies that its ledger counted, by size; the products with their operands as they arrive,
 and what the GPU packs; what the host packs, unpacks and copies aside, the loss and the optimiser.
-Python between them is not in it.
+Python between them is not in it. The products count as they are faster, whole or in the parts that
+the pass takes them in: else a pass could be faster than its bound. A row that is so all the same
+has a bound that is none, and is INVALID.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
-import torch.nn.functional as F
 
 from narrowgauge_contract.placement import PASSES
 from narrowgauge_kernels.library import has_kernels
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.errors import HeldTooLongError
-from narrowgauge_lab.layers.hetero.convert import problem_of
 from narrowgauge_lab.layers.hetero.host import HostMemory
 from narrowgauge_lab.layers.hetero.ledger import Interval
-from narrowgauge_lab.layers.hetero.wire import DTYPES, Incoming, Outgoing
-from narrowgauge_lab.layers.passes import Operand, Passes, Problem, passes_for
 from narrowgauge_lab.measure.recording import record_samples
 from narrowgauge_lab.measure.timing import Samples, TimingPlan, measure_time
 
+from .products import Call, Products
 from .subject import LAYER, Training
 from .times import PARTS, plan_for
 
@@ -34,10 +33,10 @@ __all__ = ["record_bounds"]
 
 RESOURCES = ("up", "down", "gpu", "cpu")
 _CPU = torch.device("cpu")
-#: Of the row's limit, for each of twelve measurements.
+#: Of the row's limit, for each of up to fourteen measurements.
 _SHARE = 0.25
-
-Call = Callable[[], Any]
+#: A part is measured at another time than its bound; by less than this they may contradict.
+_CLEARLY = 0.95
 
 
 def record_bounds(
@@ -60,17 +59,37 @@ def record_bounds(
     for part in PARTS:
         medians = {}
         for resource in RESOURCES:
-            work = works.of(part, resource)
-            if not work.calls:
+            ways = {
+                way: _timed(work, training.device, plan, hides and resource != "cpu")
+                for way, work in works.of(part, resource).items()
+                if work.calls
+            }
+            if not ways:
                 continue
-            samples = _timed(work, training.device, plan, hides and resource != "cpu")
-            record_samples(ctx, f"{part}_{resource}_alone", samples)
-            medians[resource] = statistics.median(samples.seconds)
+            medians[resource], way = min((_median(each), name) for name, each in ways.items())
+            record_samples(ctx, f"{part}_{resource}_alone", ways[way])
+            if resource == "gpu":
+                works.chosen[part] = way
         busiest = max(medians, key=lambda name: medians[name])
         bounds[part] = {"seconds": medians[busiest], "resource": busiest}
         ratios = [each / medians[busiest] for each in times[part].seconds]
         record_samples(ctx, f"{part}_over_bound", times[part], ratios, "1")
+        require_bound(ctx, part, statistics.median(ratios), busiest)
     ctx.fact("bound", bounds)
+    ctx.fact("bound_products", {part: works.chosen[part] for part in ("forward", "backward")})
+
+
+def require_bound(ctx: RowContext, part: str, ratio: float, resource: str) -> None:
+    """A part that is clearly faster than what bounds it makes the row INVALID."""
+    if ratio < _CLEARLY:
+        ctx.invalid(
+            f"{part} takes {ratio:.3f} of the time that {resource} alone takes for its work: what "
+            "was timed alone is not what runs in it, so that this bounds nothing"
+        )
+
+
+def _median(samples: Samples) -> float:
+    return float(statistics.median(samples.seconds))
 
 
 def _missing(training: Training) -> str:
@@ -116,17 +135,27 @@ class _Works:
         bus.open()
         self._bus, self._memory = bus, HostMemory(bus.host.locks)
         self._stages = stages
-        self._products = _Products(training, self._memory)
+        self._products = Products(training, self._memory)
+        #: The way of the GPU's products that was the faster one, by part.
+        self.chosen: Dict[str, str] = {}
 
-    def of(self, part: str, resource: str) -> _Work:
+    def of(self, part: str, resource: str) -> Dict[str, _Work]:
+        """By way: one, but for the GPU's products. Those of a step are in the ways that were
+        `chosen` for its passes."""
+        products = self._products
         if resource in ("up", "down"):
-            return _Work(tuple(self._copies(part, resource)), self._device)
-        by_part = self._products.gpu if resource == "gpu" else self._products.cpu
-        names = ("forward", "backward") if part == "step" else (part,)
-        calls = [call for name in names for call in by_part[name]]
-        if part == "step" and resource == "cpu":
-            calls += self._products.elsewhere
-        return _Work(tuple(calls), self._device if resource == "gpu" else _CPU)
+            return {"": _Work(tuple(self._copies(part, resource)), self._device)}
+        if resource == "gpu":
+            ways = dict(products.gpu[part]) if part != "step" else {"": self._chosen()}
+            return {way: _Work(tuple(calls), self._device) for way, calls in ways.items()}
+        if part != "step":
+            return {"": _Work(tuple(products.cpu[part]), _CPU)}
+        calls = [*products.cpu["forward"], *products.cpu["backward"], *products.elsewhere]
+        return {"": _Work(tuple(calls), _CPU)}
+
+    def _chosen(self) -> List[Call]:
+        gpu = self._products.gpu
+        return [call for part in gpu for call in gpu[part][self.chosen[part]]]
 
     def _copies(self, part: str, resource: str) -> List[Call]:
         sizes = [
@@ -146,90 +175,3 @@ class _Works:
 
 def _copy(into: torch.Tensor, source: torch.Tensor, queued: bool) -> Call:
     return lambda: into.copy_(source, non_blocking=queued)
-
-
-class _Products:
-    """What the GPU and the host compute: by part, on operands that were sent beforehand."""
-
-    def __init__(self, training: Training, memory: HostMemory) -> None:
-        self._training, self._memory = training, memory
-        self._bus = training.converted.bus
-        self._wire = training.plan.transfers.wire
-        conv = training.model.conv
-        problem = problem_of(conv)
-        assert isinstance(problem, Problem)
-        images = training.batches[0].detach()
-        outputs = problem.output_shape(images.shape, conv.weight.shape)
-        above = torch.rand(outputs)
-        weight = conv.weight.detach().to(training.device)
-        x, fill_x = self._sent(images, "input")
-        grad, fill_grad = self._sent(above, "grad_output")
-        forward, by_input, by_weight = (self._passes(name, problem) for name in PASSES)
-        shape, window = tuple(images.shape), tuple(conv.weight.shape)
-        by_weight.weight_grad(grad, x, window)  # some kernels are chosen at a first call
-        self.gpu: Dict[str, List[Call]] = {
-            "forward": [self._packed(lambda: forward.forward(x, weight, None), outputs, "output")],
-            "backward": [
-                self._packed(lambda: by_input.input_grad(grad, weight, shape), shape, "grad_input"),
-                lambda: by_weight.weight_grad(grad, x, window),
-            ],
-        }
-        self.cpu: Dict[str, List[Call]] = {
-            "forward": [*fill_x, *self._unpacked(outputs, "output")],
-            "backward": [*fill_grad, *self._unpacked(shape, "grad_input")],
-        }
-        self.elsewhere = [self._elsewhere(above)]
-
-    def _passes(self, name: str, problem: Problem) -> Passes:
-        placed = self._training.plan.placement(LAYER).of(name)
-        received = {"forward": "output", "input_grad": "grad_input"}.get(name)
-        wire = self._wire[received] if received else "fp32"
-        dtype = torch.float32 if wire == "int8" else DTYPES[wire]
-        return passes_for(placed.precision, self._training.device, problem, dtype)
-
-    def _sent(self, tensor: torch.Tensor, name: str) -> Tuple[Operand, List[Call]]:
-        """The tensor on the device as it arrives there, and what the host does to send it."""
-        count = len(tensor)
-        outgoing = Outgoing(
-            tensor, self._wire[name], name, device=self._training.device, host=self._memory,
-            codecs=self._bus.codecs, seed=None, direct=self._bus.direct(tensor),
-        )  # fmt: skip
-        if outgoing.fills:
-            outgoing.fill(0, count)
-        self._bus.move(outgoing.copies(0, count), up=True)
-        self._training.finish()
-        return outgoing.piece(0, count), [lambda: outgoing.fill(0, count)] if outgoing.fills else []
-
-    def _packed(self, product: Call, shape: Sequence[int], name: str) -> Call:
-        """A product, and what the GPU does to its result before it goes."""
-        incoming = Incoming(
-            shape, self._wire[name], name, host=self._memory, codecs=self._bus.codecs
-        )
-        incoming.begin(product())
-        return lambda: incoming.copies(product(), 0, shape[0], None)
-
-    def _unpacked(self, shape: Sequence[int], name: str) -> List[Call]:
-        """What the host does to a result that has come, in memory that is new to it as there."""
-        wire, near = self._wire[name], self._bus.codecs.near
-        if wire == "fp32":
-            return []
-        came = torch.ones(tuple(shape), dtype=DTYPES[wire])
-        if wire != "int8":
-            return [lambda: torch.empty(tuple(shape)).copy_(came)]
-        scale = torch.ones(shape[1])
-        return [lambda: near.unpack(torch.empty(tuple(shape)), came, scale)]
-
-    def _elsewhere(self, outputs: torch.Tensor) -> Call:
-        """Loss and optimiser, on tensors of their own."""
-        leaf = outputs.clone().requires_grad_()
-        weight = torch.nn.Parameter(self._training.weight.detach().clone())
-        weight.grad = torch.ones_like(weight)
-        optimizer = torch.optim.RMSprop([weight], lr=1e-3)
-        target = self._training.target
-
-        def run() -> None:
-            leaf.grad = None
-            F.mse_loss(leaf, target, reduction="sum").backward()
-            optimizer.step()
-
-        return run

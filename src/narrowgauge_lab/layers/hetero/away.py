@@ -20,14 +20,14 @@ import torch
 from narrowgauge_contract.placement import LayerPlacement
 from narrowgauge_lab.layers.hetero.bus import Bus
 from narrowgauge_lab.layers.hetero.drawing import drawn_seed
-from narrowgauge_lab.layers.hetero.gradients import Sent, Spans, WeightGradient, halves
-from narrowgauge_lab.layers.hetero.host import dense, elements
+from narrowgauge_lab.layers.hetero.gradients import Sent, Spans, WeightGradient, parts_of
+from narrowgauge_lab.layers.hetero.host import dense
 from narrowgauge_lab.layers.hetero.keeping import Keeper
 from narrowgauge_lab.layers.hetero.ledger import IDLE
 from narrowgauge_lab.layers.hetero.prepared import Lease, Leg, Trip
 from narrowgauge_lab.layers.hetero.weights import Slot
-from narrowgauge_lab.layers.hetero.wire import DTYPES, WIRE_BYTES, Incoming, Outgoing, byte_count
-from narrowgauge_lab.layers.passes import Operand, Passes, Problem, Quantised, passes_for
+from narrowgauge_lab.layers.hetero.wire import DTYPES, Incoming, Outgoing, byte_count
+from narrowgauge_lab.layers.passes import Operand, Passes, Problem, passes_for
 
 __all__ = ["Away"]
 
@@ -144,7 +144,10 @@ class Away:
                 job = WeightGradient(
                     bus, self._layer, self._weight_grad, (weight, bias), wanted[1:], inputs,
                     lambda: self._send("weight_grad", x, "input"), late, seed,
-                    self._parts(trip, inputs, self._weight_grad),
+                    parts_of(
+                        [(leg.low, leg.high) for leg in trip.legs],
+                        trip.outgoing.whole, inputs, self._weight_grad,
+                    ),
                     self._kept.sums(trip, inputs, self._weight_grad, weight, wanted[1:]),
                 )  # fmt: skip
 
@@ -303,25 +306,13 @@ class Away:
                 with stage(layer, pass_, incoming.stage) if accounts else IDLE:
                     incoming.unpack(leg.low, leg.high)
 
-    def _parts(self, trip: Trip, inputs: Optional[Operand], passes: Passes) -> Spans:
-        """The images that the weight gradient's products take: one takes all where the input has to
-        come again, and where the product rounds an operand itself, by scales of the whole."""
-        operands = (trip.outgoing.whole, inputs)
-        rounds = passes.product != "torch" and not all(isinstance(e, Quantised) for e in operands)
-        if inputs is None or rounds or len(trip.legs) == 1:
-            return [(0, trip.legs[-1].high)]
-        return halves([(leg.low, leg.high) for leg in trip.legs])
-
     def _spans(self, route: Route, sent: Sequence[int], received: Sequence[int]) -> Spans:
         """The pieces of a batch, looked up."""
         key = (route.pass_, sent, tuple(received), self._bus.ledger.mode)
         found = self._known.get(key)
         if found is None:
-            size = max(
-                elements(sent) * WIRE_BYTES[self._wire[route.sent_as]],
-                elements(received) * WIRE_BYTES[route.down],
-            )
-            found = self._known[key] = self._bus.pieces(sent[0], size)
+            found = self._bus.pieces_of(sent, route.sent_as, received, route.received_as)
+            self._known[key] = found
         return found
 
     def _output_shape(self, x: torch.Tensor, weight: torch.Tensor) -> Tuple[int, ...]:

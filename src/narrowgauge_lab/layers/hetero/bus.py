@@ -15,7 +15,7 @@ accelerator has the same buffers and counts the same bytes, without lanes and pa
 from __future__ import annotations
 
 import collections
-from typing import Any, Deque, Dict, List, Optional, Tuple
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -24,14 +24,14 @@ from narrowgauge_contract.placement import Transfers
 from narrowgauge_kernels import wire as wire_kernels
 from narrowgauge_lab.layers.hetero.chooser import Chooser
 from narrowgauge_lab.layers.hetero.drawing import Draws
-from narrowgauge_lab.layers.hetero.host import HostMemory
+from narrowgauge_lab.layers.hetero.host import HostMemory, elements
 from narrowgauge_lab.layers.hetero.lanes import Lanes
 from narrowgauge_lab.layers.hetero.late import LateGradients
 from narrowgauge_lab.layers.hetero.ledger import Ledger
 from narrowgauge_lab.layers.hetero.overflow import OverflowWatch
 from narrowgauge_lab.layers.hetero.replay import Recorder
 from narrowgauge_lab.layers.hetero.weights import Weights
-from narrowgauge_lab.layers.hetero.wire import Codec, Codecs, Copy
+from narrowgauge_lab.layers.hetero.wire import WIRE_BYTES, Codec, Codecs, Copy
 
 __all__ = ["MOST_PIECES", "PIECE_BYTES", "Bus", "require_policy"]
 
@@ -120,6 +120,14 @@ class Bus:
         count = max(1, min(count, batch))
         cuts = [batch * each // count for each in range(count + 1)]
         return list(zip(cuts, cuts[1:]))
+
+    def pieces_of(
+        self, sent: Sequence[int], sent_as: str, received: Sequence[int], received_as: str
+    ) -> List[Tuple[int, int]]:
+        """The pieces of a pass, by the shapes of what goes up and comes down and their names."""
+        wire = self.transfers.wire
+        up, down = WIRE_BYTES[wire[sent_as]], WIRE_BYTES[wire[received_as]]
+        return self.pieces(sent[0], max(elements(sent) * up, elements(received) * down))
 
     def may_defer(self) -> bool:
         """Whether weight gradients may come back late at all."""

@@ -18,7 +18,7 @@ from narrowgauge_lab.layers.hetero.replay import Replay
 from narrowgauge_lab.layers.hetero.wire import byte_count, images
 from narrowgauge_lab.layers.passes import Operand, Passes, Quantised
 
-__all__ = ["Sent", "Sums", "WeightGradient", "bias_gradient", "halves"]
+__all__ = ["Sent", "Sums", "WeightGradient", "bias_gradient", "halves", "parts_of"]
 
 Work = Callable[[], List[torch.Tensor]]
 #: (first image, last + 1) of each piece or part.
@@ -187,6 +187,17 @@ class WeightGradient:
             bus.move(copies, up=False)
         self._marks.append(bus.lanes.mark(side))
         return near
+
+
+def parts_of(pieces: Spans, grad: Operand, inputs: Optional[Operand], passes: Passes) -> Spans:
+    """The images that the weight gradient's products take: one takes all where the input has to
+    come again, and where the product rounds an operand itself, by scales of the whole."""
+    rounds = passes.product != "torch" and not all(
+        isinstance(each, Quantised) for each in (grad, inputs)
+    )
+    if inputs is None or rounds or len(pieces) == 1:
+        return [(0, pieces[-1][1])]
+    return halves(pieces)
 
 
 def halves(pieces: Spans) -> Spans:
