@@ -63,6 +63,7 @@ SERVED = {
             "heterogeneous-converges", "heterogeneous-bf16-costs-little",
             "heterogeneous-int8-costs-little", "products-int8-cost-little",
             "products-bf16-cost-little", "products-fp16-cost-little", "products-fp8-cost-little",
+            "products-tf32-cost-little",
             # By the twin; a record of the published schedule goes before it.
             "resnet20-accuracy", "upstream-resnet20",
         },
@@ -141,6 +142,41 @@ def test_a_list_serves_its_claims(listed: str, experiment: str) -> None:
     assert {claim.id for claim in claims if _is_served(claim, spec, records)} == SERVED[listed][
         experiment
     ]
+
+
+def test_only_thirty_epochs_serve_what_is_claimed_of_thirty() -> None:
+    """Rows of the published schedule are another training; bfloat16 and int8 are claimed of it."""
+    spec = load_spec(EXPERIMENTS / "resnet" / "experiment.toml")
+    claims = load_claims(EXPERIMENTS / "resnet" / "claims.toml", spec)
+    jobs = [job for job in _jobs("plans") if job.experiment == "resnet"]
+    at_thirty = [_record(job, {"test_accuracy"}) for job in jobs if "epochs=30" in job.parameters]
+    of = {each.id: each for each in claims if each.id.startswith("products-")}
+
+    served = {name for name, claim in of.items() if _is_served(claim, spec, at_thirty)}
+    assert served == {f"products-{each}-cost-little" for each in ("tf32", "fp16", "fp8")}
+    for name in served:
+        asked = {each.where.get("epochs") for each in of[name].selections}
+        assert asked == {30}, name
+
+
+def test_the_original_tables_and_the_corrected_layer_have_jobs() -> None:
+    spec = load_spec(EXPERIMENTS / "per-layer" / "experiment.toml")
+    claims = load_claims(EXPERIMENTS / "per-layer" / "claims.toml", spec)
+    jobs = [job for job in _jobs("hetero") if job.experiment == "per-layer"]
+    metrics = {selection.metric for claim in claims for selection in claim.selections}
+    records = [_record(job, metrics) for job in jobs]
+
+    assert not [claim.id for claim in claims if not _is_served(claim, spec, records)]
+    assert {"per-layer", "per-layer-overlapped"} <= {
+        job.name for job in jobs if "1c" in {p.parameters["group"] for p in _run_of(job)[1]}
+    }
+
+
+def test_what_measures_cpu_or_bus_has_the_host_to_itself() -> None:
+    """All but trainings that live on the GPU, and commands that time nothing but it."""
+    for job in _jobs("hetero"):
+        if job.experiment and job.name != "hetero-tax":
+            assert job.alone, job.name
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(LISTS.glob("*.toml"))])
