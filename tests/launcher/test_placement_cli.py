@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -18,7 +19,14 @@ from narrowgauge.placement_toml import plan_toml
 from narrowgauge_contract.errors import ExitCode
 from narrowgauge_contract.job import load_job
 from narrowgauge_contract.placement import (
+    BACKENDS,
     BUILTIN,
+    DEVICES,
+    ELSEWHERE,
+    POLICIES,
+    PRECISIONS,
+    WEIGHTS,
+    WIRES,
     LayerPlacement,
     PassPlacement,
     PlacementPlan,
@@ -98,6 +106,64 @@ def test_the_list_has_a_line_per_plan(cli: Cli) -> None:
     assert "fp16 input, grad_output; fp32 output, grad_input" in out
     code, out, _ = cli("placement", "list", "--json")
     assert {each["plan"]["name"]: each for each in json.loads(out)} == BUILTIN
+
+
+def _documented() -> str:
+    page = Path(__file__).parents[2] / "experiments" / "hetero-plan" / "README.md"
+    (block,) = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return str(block)
+
+
+def test_the_documented_plan_is_one_and_names_every_key_and_word(cli: Cli) -> None:
+    text = _documented()
+    Path("documented.toml").write_text(text, encoding="utf-8")
+    plan = load_plan(Path("documented.toml"))
+
+    code, out, _ = cli("placement", "show", "documented.toml", "--toml")
+    assert code == 0
+    assert parse_plan(tomllib.loads(out), "shown") == plan
+    assert cli("placement", "show", "documented.toml")[0] == 0
+
+    words = {key: _words_after(text, key) for key in ("elsewhere", "device", "precision")}
+    words.update({key: _words_after(text, key) for key in ("backend", "policy", "weights")})
+    known = {
+        "elsewhere": ELSEWHERE, "device": DEVICES, "precision": PRECISIONS, "backend": BACKENDS,
+        "policy": POLICIES, "weights": WEIGHTS,
+    }  # fmt: skip
+    for key, each in known.items():
+        assert set(each) <= words[key], key
+    (wires,) = re.findall(r"^\[transfer\.wire\] +# (.*?):", text, re.MULTILINE)
+    assert set(wires.split(", ")) == set(WIRES)
+    keys = _keys(plan_document(plan)) - {"layers", "default"}
+    assert keys <= set(re.findall(r"[a-z_]+", text))
+
+
+def _words_after(text: str, key: str) -> set[str]:
+    """The words of the first line that gives the key."""
+    found = re.search(rf"^{key} = .*# (.*)$", text, re.MULTILINE)
+    assert found is not None, key
+    return set(re.findall(r"[a-z0-9-]+", found[1]))
+
+
+def _keys(document: dict[str, object]) -> set[str]:
+    """Of the tables, and of the tables in them."""
+    found = set(document)
+    for each in document.values():
+        if isinstance(each, dict):
+            found |= _keys(each)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("\nprecision =", "\nprecison ="), ('policy = "overlapped"', 'policy = "sometimes"')],
+)
+def test_what_is_not_documented_does_not_parse(cli: Cli, right: str, wrong: str) -> None:
+    """Or the test above would say yes to anything."""
+    text = _documented()
+    assert right in text
+    Path("wrong.toml").write_text(text.replace(right, wrong, 1), encoding="utf-8")
+    assert cli("placement", "show", "wrong.toml")[0] == ExitCode.USAGE
 
 
 def test_a_plan_of_a_file_is_shown_with_every_pass_and_transfer(cli: Cli) -> None:
