@@ -72,6 +72,14 @@ SERVED = {
             "mnist-fp32-accuracy",
         },
     },
+    "hetero": {
+        "hetero-tax": {
+            "best-over-strict-fp32", "best-over-tf32", "it-cannot-win",
+            "copies-alone-exceed-the-step", "heterogeneous-is-6.4-times-slower",
+            "ten-times-the-original", "slower-than-all-on-the-gpu",
+            "bytes-fp32", "bytes-fp16", "bytes-int8",
+        },
+    },
     "ensembles": {
         "ensembles": {
             *(f"{net}-{each}" for net in ("lenet", "resnet50") for each in METHODS),
