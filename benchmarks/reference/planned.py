@@ -5,8 +5,8 @@
 A job of a list that comes after the run of costs on the same host, whose folder COSTS is: it needs
 the lab's packages and the planner's (scipy, rich). In $OUT it leaves the plan (plan.toml), what the
 planner says of it (solved.txt: every pass, what is busy for how long, and which measured steps its
-parts explain), and a run of hetero-plan that was given the plan and its prediction. What was cut
-off goes on. Passes are in fp32, as the claims have them; the exit code is that of the run.
+parts explain), and a run of hetero-plan that was given the plan, its prediction and its bound. What
+was cut off goes on. Passes are in fp32, as the claims have them; the exit code is that of the run.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def command(report: Report, out: Path, options: argparse.Namespace) -> list[str]
         f"batch={report.costs.batch}",
         f"plan={out / PLAN_FILE}",
         f"predicted={report.found.predicted.seconds:.6g}",
+        f"bound={report.bound:.6g}",
         f"elsewhere={report.asked.elsewhere}",
         *options.parameter,
     )

@@ -28,6 +28,7 @@ from narrowgauge_lab.layers.passes import PRECISIONS, missing
 from narrowgauge_lab.measure.state import steadily
 from narrowgauge_lab.optim import SGD
 
+from .elsewhere import beside_torch
 from .instrument import Instrument, rounded
 from .layers import native, placed, products
 from .segments import segments
@@ -178,7 +179,8 @@ def _by_turns(steppers: Sequence[Stepper], rounds: int) -> List[List[float]]:
 
 
 def _one_plan(ctx: RowContext, what: Subject) -> None:
-    """Steps by the row's plan beside all on the accelerator, sample by sample in turn."""
+    """Steps by the row's plan beside all on the accelerator, sample by sample in turn; then what is
+    on the CPU by the plan beside torch's own operators."""
     plan = ctx.plan(ctx.parameters["plan"])
     lock_pages(plan, ctx.device)
     mine = Stepper(what, plan, ctx.device)
@@ -190,6 +192,15 @@ def _one_plan(ctx: RowContext, what: Subject) -> None:
     _metric(ctx, "step", taken[0])
     _metric(ctx, "step.accelerator", taken[1])
     _predicted(ctx)
+    if plan.elsewhere == "cpu":
+        by_turns = steadily(ctx, lambda: beside_torch(what, plan, ctx.device, rounds), ctx.device)
+        _metric(ctx, "elsewhere.plan", by_turns[0])
+        _metric(ctx, "elsewhere.torch", by_turns[1])
+    bound = ctx.parameters["bound"]
+    if bound:
+        ctx.metric(
+            "step_over_bound", [each / bound for each in taken[0]], unit="1", source="monotonic"
+        )
 
 
 def _every_plan(ctx: RowContext, what: Subject) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from narrowgauge_lab.optim import SGD
 from .instrument import CPU, Instrument, rounded
 from .subjects import Subject
 
-__all__ = ["segments"]
+__all__ = ["StubbedStep", "segments"]
 
 _WARM_UP, _LEAST = 5, 5
 #: (direction, after) of a segment that a mark ends.
@@ -122,7 +122,7 @@ def segments(
     Where its launches are too many to be hidden, `by` hides none from then on, and says so.
     """
     sides = {
-        name: _Stubbed(what, layers, shapes, CPU if name == "cpu" else by.device)
+        name: StubbedStep(what, layers, shapes, CPU if name == "cpu" else by.device)
         for name in ("cpu", "accelerator")
     }
     taken: Dict[str, Dict[_Key, List[Tuple[float, float]]]] = {name: {} for name in sides}
@@ -134,8 +134,8 @@ def segments(
     )
 
 
-class _Stubbed:
-    """A network's training step whose layers are stubs."""
+class StubbedStep:
+    """A network's training step whose layers are stubs; `optimizer` makes what updates a model."""
 
     def __init__(
         self,
@@ -143,12 +143,13 @@ class _Stubbed:
         layers: Sequence[PlacedLayer],
         shapes: Sequence[Shape],
         device: torch.device,
+        optimizer: Callable[[nn.Module], Any] = lambda model: SGD(model, 0.0),
     ) -> None:
         self.device, self.clock = device, _Clock(device)
         self._model = copy.deepcopy(what.model).to(device)
         _put_stubs(self._model, layers, shapes, self.clock)
         self._images, self._labels = what.images.to(device), what.labels.to(device)
-        self._optimizer = SGD(self._model, 0.0)
+        self._optimizer = optimizer(self._model)
         self._last = layers[-1].name
 
     def __call__(self) -> None:
@@ -163,7 +164,7 @@ class _Stubbed:
 
 
 def _measured(
-    by: Instrument, step: _Stubbed, seconds: float
+    by: Instrument, step: StubbedStep, seconds: float
 ) -> Dict[_Key, List[Tuple[float, float]]]:
     """(seconds, host seconds) of each segment, step by step."""
     taken: Dict[_Key, List[Tuple[float, float]]] = {}

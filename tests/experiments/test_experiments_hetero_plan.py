@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, List
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from one_row import CPU, EXPERIMENTS, Rows
 
 from narrowgauge_contract.claims import load_claims
 from narrowgauge_contract.errors import BadValueError, UnknownNameError
-from narrowgauge_contract.placement import PASSES, parse_plan
+from narrowgauge_contract.placement import BUILTIN, PASSES, parse_plan
 from narrowgauge_contract.placement_costs import (
     COSTS_FILE,
     FIXED,
@@ -20,6 +22,8 @@ from narrowgauge_contract.placement_costs import (
     PlacedLayer,
     parse_costs,
 )
+from narrowgauge_lab.layers.hetero.runner import Runner
+from narrowgauge_lab.optim import SGD
 
 ROWS = Rows(
     "hetero-plan",
@@ -131,13 +135,59 @@ def test_int8_is_measured_in_both_forms(tmp_path: Path) -> None:
 
 
 def test_a_row_with_a_plan_measures_its_step(tmp_path: Path) -> None:
-    row = ROWS.run(tmp_path, "plan=hetero-fp32", "predicted=0.25")
+    row = ROWS.run(tmp_path, "plan=hetero-fp32", "predicted=0.25", "bound=0.125")
 
+    steps = row.metric("step").values
+    assert row.metric("step_over_bound").values == pytest.approx([8 * each for each in steps])
     assert row.metric("predicted_step").values == (0.25,)
     assert len(row.metric("step").values) == len(row.metric("step.accelerator").values) == 2
     assert row.facts["plan"]["plan"]["name"] == "hetero-fp32"
     assert row.facts["placed"]["placed"] == 4
     assert not (tmp_path / "row-0" / COSTS_FILE).exists()
+
+
+def test_what_a_plan_leaves_on_the_cpu_is_timed_beside_torchs_own(tmp_path: Path) -> None:
+    row = ROWS.run(tmp_path / "cpu", "plan=hetero-fp32")
+    values = [row.metric(f"elsewhere.{each}").values for each in ("plan", "torch")]
+    assert [len(each) for each in values] == [2, 2]
+    assert min(values[0] + values[1]) > 0
+    # Less than a step, whose layers are none of it.
+    assert min(values[0]) < max(row.metric("step").values)
+
+    there = ROWS.run(tmp_path / "accelerator", "plan=accelerator")
+    assert there.metric("elsewhere.plan") is None, "nothing of it is on the CPU"
+
+
+def test_time_inside_of_placed_layers_is_none_of_what_is_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also of layers that a plan leaves on the CPU, which training would leave to torch."""
+    subjects, module = ROWS.module("subjects"), ROWS.module("elsewhere")
+    what = subjects.subject("small", 2, 0)
+    document = {**BUILTIN["hetero-fp32"], "layers": {
+        "linear": {"device": "cpu", "precision": "fp32"},
+    }}  # fmt: skip
+    clock = [0.0]
+    for owner, name, seconds in (
+        (Runner, "forward", 1.0), (Runner, "backward", 10.0), (SGD, "step", 100.0),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, _slowed(getattr(owner, name), clock, seconds))
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    step = module.OutsideLayers(what, parse_plan(document, "here"), CPU)
+
+    assert len(step.converted.runners) == 4
+    assert (step(), clock) == (100.0, [144.0]), "of which the layers are 44"
+
+
+def _slowed(call: Any, clock: List[float], seconds: float) -> Any:
+    """The call, which moves the clock on."""
+
+    def slow(*arguments: Any) -> Any:
+        clock[0] += seconds
+        return call(*arguments)
+
+    return slow
 
 
 def test_all_plans_are_measured_in_turn(tmp_path: Path) -> None:
@@ -206,12 +256,16 @@ def test_an_unknown_precision_names_the_nearest() -> None:
 
 def test_the_claims_are_about_what_is_recorded() -> None:
     spec = ROWS.spec()
-    recorded = {"step", "step.accelerator", "best_step", "predicted_step"}
+    recorded = {
+        "step", "step.accelerator", "best_step", "predicted_step", "step_over_bound",
+        "elsewhere.plan", "elsewhere.torch",
+    }  # fmt: skip
 
     claims = load_claims(EXPERIMENTS / "hetero-plan" / "claims.toml", spec)
     for claim in claims:
         assert {selection.metric for selection in claim.selections} <= recorded
     # Two plans of one network are two claims' rows: the newest is not held against both.
     asked = {claim.id: {each.where["elsewhere"] for each in claim.selections} for claim in claims}
-    assert asked["prediction"] == {"cpu"}
+    for name in ("prediction", "step-near-its-bound", "elsewhere-as-torch"):
+        assert asked[name] == {"cpu"}
     assert asked["never-slower-than-all-on-the-accelerator"] == {"free"}

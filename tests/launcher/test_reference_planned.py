@@ -86,7 +86,8 @@ def test_the_lab_gets_the_plan_and_what_it_takes(
     assert "--host-facts" not in given
     parameters = _parameters(given)
     assert parameters.pop("plan") == str(out / "plan.toml")
-    assert float(parameters.pop("predicted")) > 0
+    predicted = float(parameters.pop("predicted"))
+    assert 0 < float(parameters.pop("bound")) <= predicted
     assert parameters == {
         "network": "made-up", "batch": "32", "elsewhere": "cpu", "exhaustive": "true",
     }  # fmt: skip
@@ -125,7 +126,11 @@ def test_each_claim_is_judged_on_its_own_plan(
     claims = load_claims(ROOT / "experiments" / "hetero-plan" / "claims.toml", spec)
     run = str(recorded(tmp_path / "results", costs()).path)
     asked = [(run, "cpu"), (run, "free"), (run, "cpu", "-p", "exhaustive=true")]
-    served = ["prediction", "never-slower-than-all-on-the-accelerator"]
+    claimed = {
+        "prediction": 0, "step-near-its-bound": 0, "elsewhere-as-torch": 0,
+        "never-slower-than-all-on-the-accelerator": 1, "as-fast-as-exhaustive-search": 2,
+    }  # fmt: skip
+    assert set(claimed) == {each.id for each in claims}
     records = []
     for number, words in enumerate(asked):
         planned.main([*words, "--python", str(lab)])
@@ -133,7 +138,8 @@ def test_each_claim_is_judged_on_its_own_plan(
         given["network"] = "small" if "exhaustive" in given else "resnet20"
         records.append(_record(spec, given, f"2026112{order[number]}T100000Z-x"))
 
-    for name, record in zip([*served, "as-fast-as-exhaustive-search"], records, strict=True):
+    for name, number in claimed.items():
+        record = records[number]
         (claim,) = (each for each in claims if each.id == name)
         found = evidence_for(claim, spec, records)
         assert [each.run_id for each in found.records] == [record.run_id]
@@ -150,9 +156,13 @@ def _record(spec: ExperimentSpec, given: dict[str, str], run_id: str) -> Record:
     where: dict[str, Any] = {"target": "native", "seed": 0, "run_id": run_id}
     chosen = parse_overrides(spec, read.words)
     job = resolve(spec, chosen, profile="paper", plans=read.documents, **where)
-    names = ["predicted_step", "step", *(
-        ["best_step"] if "exhaustive" in given else ["step.accelerator"]
-    )]  # fmt: skip
+    names = ["predicted_step", "step"]
+    if "exhaustive" in given:
+        names.append("best_step")
+    else:
+        names += ["step.accelerator", "step_over_bound"]
+    if "exhaustive" not in given and given["elsewhere"] == "cpu":
+        names += ["elsewhere.plan", "elsewhere.torch"]
     rows = tuple(
         Row(plan.index, plan.repeat, plan.seed, plan.parameters, Status.COMPLETE, Validity(True),
             metrics=tuple(Metric(name, "s", "monotonic", (1.0,)) for name in names))

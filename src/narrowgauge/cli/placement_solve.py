@@ -11,8 +11,8 @@ import typer
 from narrowgauge.cli.options import Json, Project, Results, Run, checkout_of, note, results_root
 
 if TYPE_CHECKING:
+    from narrowgauge.planner.report import Report
     from narrowgauge.planner.search import Asked
-    from narrowgauge_contract.placement_costs import Costs
 
 __all__ = ["solve"]
 
@@ -79,7 +79,7 @@ def solve(
 
         print_report(report, Screen(highlight=False))
     if out is not None:
-        note(_next(costs, out, elsewhere, report.found.predicted.seconds))
+        note(_next(out, report))
 
 
 def _asked(elsewhere: str, precision: str, memory: float | None) -> Asked:
@@ -114,9 +114,10 @@ def _write(out: Path, plan: object) -> None:
         raise UsageError(f"cannot write {out}", why=str(error)) from error
 
 
-def _next(costs: Costs, out: Path, elsewhere: str, seconds: float) -> str:
+def _next(out: Path, report: Report) -> str:
     return (
         f"wrote {out}; to hold the prediction against a measurement:\n"
-        f"narrowgauge run hetero-plan -p network={costs.network} -p batch={costs.batch} "
-        f"-p plan={out} -p elsewhere={elsewhere} -p predicted={seconds:.6g}"
+        f"narrowgauge run hetero-plan -p network={report.costs.network} "
+        f"-p batch={report.costs.batch} -p plan={out} -p elsewhere={report.asked.elsewhere} "
+        f"-p predicted={report.found.predicted.seconds:.6g} -p bound={report.bound:.6g}"
     )

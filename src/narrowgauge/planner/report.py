@@ -72,6 +72,11 @@ class Report:
         )
 
     @property
+    def bound(self) -> float:
+        """Seconds that the busiest resource needs for a step by the plan, by the parts alone."""
+        return max(self.found.predicted.busy[name] for name in RESOURCES)
+
+    @property
     def binding(self) -> str:
         """The resource that is busy for the largest share of the step, or the chain."""
         predicted = self.found.predicted
@@ -235,6 +240,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "asked": dataclasses.asdict(report.asked),
         "variant": dataclasses.asdict(report.found.variant),
         "predicted_step": predicted.seconds,
+        "bound": report.bound,
         "binding": report.binding,
         "doubtful": list(report.doubtful),
         "busy": dict(predicted.busy),
