@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from narrowgauge_lab import training
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.layers.hetero.convert import home_of
 from narrowgauge_lab.layers.passes.choice import missing
+from narrowgauge_lab.schedule import MultiStep
 from narrowgauge_lab.sentry import Lookout
 
 pytestmark = pytest.mark.gpu
@@ -31,15 +34,25 @@ def _plan(name: str) -> PlacementPlan:
 class _PlanCase(Case):
     """A row whose accelerator is the GPU; model and data are where the plan has them."""
 
-    def train_by(self, name: str, epochs: int, fail_at: int = 0, resume: bool = False) -> None:
+    def train_by(
+        self,
+        name: str,
+        epochs: int,
+        fail_at: int = 0,
+        resume: bool = False,
+        *,
+        dropout: float = 0.2,
+        **changes: Any,
+    ) -> None:
+        """`changes`: of the recipe."""
         plan = _plan(name)
         at = home_of(plan, CUDA)
         with EventLog(self.out / EVENTS_FILE) as log:
             ctx = RowContext(self.plan, log, self.out, device=CUDA, profile="short", resume=resume)
             log.emit(EventKind.ROW_START, 0, repeat=0, seed=3, parameters={})
             training.seed_everything(ctx.seed)
-            given = dataclasses.replace(recipe(epochs), plan=plan)
-            model = SmallNet(fail_at).to(at)
+            given = dataclasses.replace(recipe(epochs), plan=plan, **changes)
+            model = SmallNet(fail_at, dropout).to(at)
             training.train(ctx, model, *feeds(at), ("a", "b", "c"), given)
             ctx.finish()
             log.emit(EventKind.ROW_END, 0, status="complete", seconds=1.0, error=None)
@@ -121,6 +134,32 @@ def test_a_captured_step_resumes_bitwise_too(
     for metric in whole.row().metrics:
         if metric.name not in _TIMED:
             assert case.values(metric.name) == metric.values
+
+
+@pytest.mark.parametrize("name", ["accelerator-bf16", "accelerator-int8"])
+def test_an_overflow_in_a_captured_step_keeps_the_last_good_checkpoint(
+    tmp_path: Path, name: str
+) -> None:
+    """As on a CPU (`test_training_plan`): epoch 3 begins with a rate that no weight survives, long
+    after the step was captured; its second update is the one to go, and the epoch ends with it."""
+    _needs(name.partition("-")[2])
+    case = _PlanCase(tmp_path)
+    case.train_by(name, epochs=6, dropout=0.0, schedule=MultiStep(0.05, (2,), gamma=1e36))
+
+    row = case.row()
+    assert row.facts["graphs_ran"] == "cuda-graph"
+    (reason,) = row.validity.reasons
+    found = re.match(r"diverged: loss is NaN/inf at epoch 3, update 2: layer '(\w+)' g", reason)
+    assert found is not None, reason
+    assert found.group(1) == row.facts["overflow"]["layer"]
+    assert row.facts["overflow"]["nan"] + row.facts["overflow"]["inf"] > 0
+    assert [math.isfinite(loss) for loss in case.values("train_loss")] == [True, True, False]
+    with EventLog(tmp_path / "again.jsonl") as log:
+        ctx = RowContext(case.plan, log, tmp_path, device=CUDA, profile="short", resume=True)
+        state = ctx.checkpoints.load()
+    assert state is not None
+    assert state["epoch"] == 2
+    assert all(torch.isfinite(each).all() for each in state["model"].values())
 
 
 def test_a_lookout_sees_late_and_waits_for_nothing() -> None:
