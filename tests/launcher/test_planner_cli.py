@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,11 @@ def test_a_stand_in_says_so(cli: Cli, tmp_path: Path) -> None:
 
     assert "the CPU stands in for the accelerator" in out
     assert "share one memory" in out
+    found = re.search(r"read in place a step would take (.+?), ([0-9.]+) times as fast", out)
+    assert found is not None
+    line = next(each for each in out.splitlines() if each.startswith("coherent=yes"))
+    assert line.split() == ["coherent=yes", *found[1].split(), found[2]]
+    assert float(found[2]) > 1
 
 
 @pytest.mark.parametrize(

@@ -205,12 +205,13 @@ def require_policy(policy: str, device: torch.device) -> None:
     if policy != "managed":
         return
     # A GPU with memory of its own gets pages over the bus one fault at a time; torch offers managed
-    # memory nowhere, and where GPU and CPU share one memory `mapped` reads it in place.
+    # memory nowhere. Where GPU and CPU share one memory `mapped` comes nearest: a kernel reads the
+    # host's pages where they are, but into a buffer of the layer's, as everywhere.
     # unverified: mapped in place of managed memory on a Tegra | no board here | hetero plans there
     raise NotApplicableError(
         f"the transfer policy 'managed' cannot be had on {device}",
         why="torch gives no managed memory, and a GPU with memory of its own would fault its pages "
         "over the bus one by one",
-        next_step='policy = "mapped" reads page-locked memory in place (on a Tegra the same '
-        'memory), "overlapped" copies',
+        next_step='policy = "mapped" has a kernel copy small tensors out of page-locked memory (on '
+        'a Tegra the same memory), "overlapped" has the copy engine do it',
     )
