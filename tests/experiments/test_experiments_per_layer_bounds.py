@@ -64,11 +64,11 @@ def test_products_in_parts_are_those_of_the_pass(tmp_path: Path) -> None:
         "whole": 1, "in parts": 2,
     }  # fmt: skip
     whole, parts = (products.gpu["backward"][way][-1]() for way in ("whole", "in parts"))
-    torch.testing.assert_close(parts, whole)
+    assert torch.allclose(parts, whole, rtol=1e-4, atol=1e-5)
     ((_, far),) = products.gpu["forward"]["whole"][0]()
     pieces = [call()[0][1] for call in products.gpu["forward"]["in parts"]]
     assert [len(each) for each in pieces] == [1, 1]
-    torch.testing.assert_close(torch.cat(pieces), far)
+    assert torch.allclose(torch.cat(pieces), far, rtol=1e-4, atol=1e-5)
 
 
 def test_a_batch_in_one_piece_has_no_parts_without_a_stream_aside(tmp_path: Path) -> None:
