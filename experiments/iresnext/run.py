@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from narrowgauge_lab import checkpoint, precision, training
-from narrowgauge_lab.anytime import policies
+from narrowgauge_lab.anytime import operating
 from narrowgauge_lab.anytime.feeds import Splits, splits_of
 from narrowgauge_lab.anytime.logits_file import About
 from narrowgauge_lab.anytime.objective import ExitLosses, Objective
@@ -20,6 +20,7 @@ from narrowgauge_lab.batch_statistics import reestimate
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.recipes import stepped_sgd
 from narrowgauge_lab.shared_weights import asked_file
+from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
 
 _HERE = Path(__file__).parent
 _SYNTHETIC = {"channels": 3, "size": 32, "classes": 10, "train": 700, "test": 200}
@@ -36,15 +37,21 @@ def run(ctx: RowContext) -> None:
     training.seed_everything(ctx.seed)
     classes = len(data.declaration.classes)
     net = iresnext(parameters["variant"], parameters["blocks"], parameters["width"], classes)
-    policies.parse(parameters["policy"], net.exits)  # before an hour goes into training
+    # Before an hour goes into training.
+    operating.require_policy(parameters["policy"], net.exits, paper=False)
     net.to(ctx.device)
     last = parameters["layout"] == "nhwc"
     splits = splits_of(ctx, data, Augmentation(padding=4, flip=True), channels_last=last)
     recipe = _recipe(ctx, _objective(ctx, net, splits))
-    train_anytime(
-        ctx, net, splits, recipe, _about(ctx, net), policy=parameters["policy"],
+    trained = train_anytime(
+        ctx, net, splits, recipe, _about(ctx, net),
         weights=asked_file(parameters["weights"], _HERE), settle=_settling(ctx, net, splits),
     )  # fmt: skip
+    if trained:
+        operating.operate(
+            ctx, read_logits(ctx.side_file(LOGITS_FILE)), asked=parameters["policy"],
+            kind="max-probability", lose=parameters["lose"], method="knapsack",
+        )  # fmt: skip
 
 
 def _objective(ctx: RowContext, net: IResNeXt, splits: Splits) -> Objective:

@@ -7,6 +7,7 @@ from typing import Any, Mapping
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab import training
+from narrowgauge_lab.anytime import operating
 from narrowgauge_lab.anytime.feeds import splits_of
 from narrowgauge_lab.anytime.gradients import Combination, Orthogonalised, PCGrad, Sum, Weighted
 from narrowgauge_lab.anytime.loss_weights import parse_loss_weights
@@ -16,6 +17,7 @@ from narrowgauge_lab.augment import Augmentation
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.recipes import stepped_sgd
 from narrowgauge_lab.shared_weights import asked_file
+from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
 
 from .networks import make
 
@@ -35,15 +37,20 @@ def run(ctx: RowContext) -> None:
     ctx.fact("variant", about.variant)
     ctx.fact("exits", net.exits)
     way = combination(parameters, net.exits)
+    operating.require_policy(parameters["policy"], net.exits, paper=False)
     if parameters["optimizer"] == "osgd":
         ctx.fact("reconstruction", "Gram and Schmidt's process; the paper's text was not to be had")
     objective = ExitLosses(net.exits, way, parameters["cosine_images"])
     net.to(ctx.device)
-    train_anytime(
+    trained = train_anytime(
         ctx, net, splits, stepped_sgd(parameters, _STEPS, objective), about,
         weights=asked_file(parameters["weights"], Path(__file__).parent),
-        policy=parameters["policy"],
     )  # fmt: skip
+    if trained:
+        operating.operate(
+            ctx, read_logits(ctx.side_file(LOGITS_FILE)), asked=parameters["policy"],
+            kind="entropy", lose=parameters["lose"], method="knapsack",
+        )  # fmt: skip
 
 
 def combination(parameters: Mapping[str, Any], exits: int) -> Combination:

@@ -14,6 +14,7 @@ from narrowgauge_contract.claims import load_claims
 from narrowgauge_contract.errors import UsageError
 from narrowgauge_contract.outcome import Row
 from narrowgauge_contract.spec import load_toml
+from narrowgauge_lab.anytime import operating, policies, thresholds
 from narrowgauge_lab.errors import DataCorruptError, DataUnavailableError
 from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
 
@@ -82,6 +83,34 @@ def test_the_incremental_form_by_the_sandwich_rule(tmp_path: Path) -> None:
         ROWS.run(tmp_path / "other", "variant=shared", f"weights={weights}")
 
 
+@pytest.mark.parametrize("variant", ["shared", "incremental"])
+def test_thresholds_are_fitted_on_the_validation_split_by_default(
+    tmp_path: Path, variant: str
+) -> None:
+    row = ROWS.run(tmp_path, f"variant={variant}", "lose=100")
+
+    run = read_logits(tmp_path / "row-0" / LOGITS_FILE)
+    policy = row.facts["policy_ran"]
+    assert policy == row.facts["fitted_policy"] in row.facts["front_policies"]
+    assert "paper_policy" not in row.facts
+    test, costs = operating.of_test_split(run)
+    kept = thresholds.fit(thresholds.validation_of(run), costs, "max-probability", "knapsack")
+    assert policy == thresholds.choose(kept, 100.0).policy
+    point = thresholds.score(policies.parse(policy, 8), test, costs)
+    assert _values(row, "adaptive_accuracy") == (pytest.approx(point.accuracy),)
+    assert _values(row, "mean_macs") == (pytest.approx(point.macs),)
+    # All may be lost, and so most leave at once.
+    assert _values(row, "exit0_share")[0] > 50
+
+
+def test_another_policy_leaves_the_fitted_one_beside_it(tmp_path: Path) -> None:
+    row = ROWS.run(tmp_path, "policy=max-probability:inf")
+
+    assert row.facts["policy_ran"] == "max-probability:inf"
+    assert _values(row, "mean_macs") == _values(row, "exit7_cumulative_macs")
+    assert _values(row, "fitted_macs") <= _values(row, "mean_macs")
+
+
 def test_training_that_diverges_stops_and_is_said(tmp_path: Path) -> None:
     row = ROWS.run(tmp_path, "variant=incremental", "lr=100", "epochs=3", "weight_decay=1")
 
@@ -103,6 +132,7 @@ def test_cifar100_that_is_missing_is_named_and_how_to_place_it(tmp_path: Path) -
     [
         (("width=0.3",), "width 0.3"),
         (("policy=guess",), "unknown policy"),
+        (("policy=paper",), "unknown policy"),  # there is none of the paper's
         (("policy=entropy:nan",), "nan"),
         (("policy=max-probability:0.9,0.8",), "threshold"),
         (("validation=700",), "700 images for validation"),

@@ -12,6 +12,7 @@ from one_row import EXPERIMENTS, Rows
 from narrowgauge_contract.claims import ClaimKind, load_claims
 from narrowgauge_contract.errors import UsageError
 from narrowgauge_contract.outcome import Row
+from narrowgauge_lab.anytime import operating, thresholds
 from narrowgauge_lab.anytime.gradients import Orthogonalised, PCGrad, Sum, Weighted
 from narrowgauge_lab.errors import DataCorruptError
 from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
@@ -94,6 +95,26 @@ def test_other_networks_are_trained_by_it_too(
     assert (run.family, run.exits) == (family, exits)
 
 
+@pytest.mark.parametrize(
+    ("words", "exit"), [(("lose=100",), 0), (("policy=entropy:0",), 2)], ids=["fitted", "asked"]
+)
+def test_who_leaves_is_fitted_on_the_validation_split_or_asked_for(
+    tmp_path: Path, words: Any, exit: int
+) -> None:
+    row = ROWS.run(tmp_path, "optimizer=sum", *words)
+
+    run = read_logits(tmp_path / "row-0" / LOGITS_FILE)
+    kept = thresholds.fit(
+        thresholds.validation_of(run), operating.of_test_split(run)[1], "entropy", "knapsack"
+    )
+    lose = ROWS.parameters(*words)["lose"]
+    assert row.facts["fitted_policy"] == thresholds.choose(kept, lose).policy
+    assert "paper_policy" not in row.facts
+    # All may be lost: most leave at once. Nobody has an entropy below 0.
+    assert _values(row, f"exit{exit}_share")[0] > 90
+    assert _values(row, "fitted_macs") <= _values(row, "mean_macs")
+
+
 def _parameters(*words: str) -> Dict[str, Any]:
     chosen = {word.partition("=")[0]: word for word in (*QUICK, *words)}
     return ROWS.parameters(*chosen.values())
@@ -134,6 +155,7 @@ def test_parameters_say_the_way(words: Any, expected: Any) -> None:
         (("optimizer=weighted", "loss_weights=nan,1,1"), "loss weights nan"),
         (("optimizer=osgd", "policy=entropy:0.1,0.2,0.3,0.4"), "threshold"),
         (("optimizer=osgd", "policy=guess"), "unknown policy"),
+        (("optimizer=osgd", "policy=paper"), "unknown policy"),
         (("optimizer=osgd", "validation=600"), "600 images for validation"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",

@@ -4,7 +4,7 @@ paper gives, and those that a row was asked for, each scored on the test split."
 from __future__ import annotations
 
 import dataclasses
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 from narrowgauge_lab.anytime.costs import ExitCosts
 from narrowgauge_lab.anytime.policies import parse
@@ -37,10 +37,10 @@ class Operation:
     front: Tuple[OperatingPoint, ...]
 
 
-def require_policy(asked: str, exits: int) -> None:
+def require_policy(asked: str, exits: int, *, paper: bool = True) -> None:
     """Raises what `policies.parse` raises for what the parameter `policy` cannot be, before
-    anything is trained for it."""
-    if asked not in (FITTED, PAPER):
+    anything is trained for it. `paper`: whether the system's paper gives one."""
+    if asked != FITTED and not (paper and asked == PAPER):
         parse(asked, exits)
 
 
@@ -51,11 +51,19 @@ def of_test_split(run: RunLogits) -> Tuple[LabelledLogits, ExitCosts]:
 
 
 def operate(
-    ctx: RowContext, run: RunLogits, *, asked: str, paper: str, kind: str, lose: float
+    ctx: RowContext,
+    run: RunLogits,
+    *,
+    asked: str,
+    kind: str,
+    lose: float,
+    paper: Optional[str] = None,
+    method: str = "grid",
 ) -> Operation:
-    """Fit thresholds of a `kind` of policy by the grid on the validation split, and choose the
-    cheapest that lose at most `lose` points of accuracy there; score these, the `paper`'s and the
-    `asked` ones (FITTED, PAPER, or a policy) on the test split, once each.
+    """Fit thresholds of a `kind` of policy by a `method` of `thresholds` on the validation split,
+    and choose the cheapest that lose at most `lose` points of accuracy there; score these, the
+    `paper`'s where it gives any, and the `asked` ones (FITTED, PAPER, or a policy) on the test
+    split, once each.
 
     Records `adaptive_accuracy`, `mean_macs`, `exit<k>_share` and `macs_gain` of the row's policy;
     `fitted_…` and `paper_accuracy`, `…_macs` and `…_exit<k>_share` of those two, and `best_…` of
@@ -64,23 +72,19 @@ def operate(
     its other heads. Raises BadValueError for a run without a validation split.
     """
     test, costs = of_test_split(run)
-    kept = fit(validation_of(run), costs, kind, "grid")
-    fitted = choose(kept, lose)
+    kept = fit(validation_of(run), costs, kind, method)
+    named = {FITTED: choose(kept, lose).policy, _BEST: choose(kept, 0.0).policy}
+    if paper is not None:
+        named[PAPER] = paper
 
     def scored(policy: str) -> OperatingPoint:
         return score(parse(policy, run.exits), test, costs)
 
     front = tuple(scored(each.policy) for each in kept)
     _record_front(ctx, kept, front)
-    best = choose(kept, 0.0)
-    for name, policy in ((FITTED, fitted.policy), (PAPER, paper), (_BEST, best.policy)):
-        point = scored(policy)
-        ctx.fact(f"{name}_policy", policy)
-        ctx.metric(f"{name}_accuracy", point.accuracy, unit="%", source="computed")
-        ctx.metric(f"{name}_macs", point.macs, unit="MAC", source="computed")
-        for number, share in enumerate(point.shares):
-            ctx.metric(f"{name}_exit{number}_share", 100.0 * share, unit="%", source="computed")
-    policy = {FITTED: fitted.policy, PAPER: paper}.get(asked, asked)
+    for name, each in named.items():
+        _record_named(ctx, name, each, scored(each))
+    policy = named.get(asked, asked)
     point = scored(policy)
     ctx.fact("policy_ran", policy)
     ctx.metric("adaptive_accuracy", point.accuracy, unit="%", source="computed")
@@ -89,6 +93,14 @@ def operate(
         ctx.metric(f"exit{number}_share", 100.0 * share, unit="%", source="computed")
     ctx.metric("macs_gain", costs.direct[-1] / point.macs, unit="1", source="computed")
     return Operation(policy, point, front)
+
+
+def _record_named(ctx: RowContext, name: str, policy: str, point: OperatingPoint) -> None:
+    ctx.fact(f"{name}_policy", policy)
+    ctx.metric(f"{name}_accuracy", point.accuracy, unit="%", source="computed")
+    ctx.metric(f"{name}_macs", point.macs, unit="MAC", source="computed")
+    for number, share in enumerate(point.shares):
+        ctx.metric(f"{name}_exit{number}_share", 100.0 * share, unit="%", source="computed")
 
 
 def _record_front(
