@@ -62,6 +62,31 @@ def test_a_row_is_trained_in_two_stages_and_scored(trained: Tuple[Path, Row]) ->
     assert run.base_macs == run.direct_macs[-1]
 
 
+@pytest.mark.parametrize(
+    ("net", "exits", "published"),
+    [("b-alexnet", 3, "entropy_0.01_0.05_accuracy"), ("b-resnet-110", 3, "entropy_0.3_0.2_macs")],
+)
+def test_the_other_networks_train_a_row_too(
+    tmp_path: Path, net: str, exits: int, published: str
+) -> None:
+    row = ROWS.run(
+        tmp_path, f"net={net}", "width=0.1", "train_limit=32", "batch_size=16", "validation=16",
+        "test_limit=16", "clock_images=1", "save_weights=false",
+    )  # fmt: skip
+    run = read_logits(tmp_path / "row-0" / "logits.npz")
+
+    assert row.validity.valid
+    assert row.facts["variant"] == f"{net}, twin of width 0.1"
+    assert (run.exits, run.exit_names) == (exits, ("branch 1", "branch 2", "trunk"))
+    assert run.test.logits.shape == (exits, 16, 10)
+    assert np.isfinite(run.test.logits).all()
+    assert _value(row, "trunk_train_loss") != _value(row, "train_loss")
+    for exit in range(exits):
+        assert np.isfinite(_value(row, f"exit{exit}_train_loss"))
+    assert set(ROWS.spec().headline) | {published} <= {metric.name for metric in row.metrics}
+    assert run.direct_macs[0] <= _value(row, "mean_macs") <= run.cumulative_macs[-1]
+
+
 def test_the_policy_of_the_row_is_scored_as_its_logits_say(trained: Tuple[Path, Row]) -> None:
     out, row = trained
     run = read_logits(out / "row-0" / "logits.npz")
