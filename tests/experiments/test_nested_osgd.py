@@ -155,6 +155,8 @@ def test_parameters_say_the_way(words: Any, expected: Any) -> None:
         (("optimizer=weighted", "loss_weights=nan,1,1"), "loss weights nan"),
         (("optimizer=osgd", "policy=entropy:0.1,0.2,0.3,0.4"), "threshold"),
         (("optimizer=osgd", "policy=guess"), "unknown policy"),
+        (("optimizer=osgd", "exits=1"), "with one exit"),
+        (("optimizer=pcgrad", "exits=1"), "with one exit"),
         (("optimizer=osgd", "policy=paper"), "unknown policy"),
         (("optimizer=osgd", "validation=600"), "600 images for validation"),
     ],
