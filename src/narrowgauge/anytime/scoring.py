@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowgauge.anytime.bases import Base, against
 from narrowgauge.anytime.families import Family, families_of, split_notes
 from narrowgauge.anytime.gather import Gathered, data_words
 from narrowgauge_scores.answers import correct_of
@@ -92,7 +93,8 @@ class Pair:
 @dataclass(frozen=True)
 class Scoring:
     """All families. `front`: label of the family and point, for what none beats, cheapest first;
-    this and `hypervolume` are of means over seeds, and the best over operating points."""
+    this and `hypervolume` are of means over seeds, and the best over operating points. `base`: what
+    they cost within a point of one of them, where one was asked for."""
 
     data: str
     images: int
@@ -106,11 +108,14 @@ class Scoring:
     device: str
     latency_range: CostRange | None
     notes: tuple[str, ...]
+    base: Base | None = None
 
 
-def score(gathered: Gathered) -> Scoring:
-    """Score what was gathered; see the module's text."""
+def score(gathered: Gathered, base: str = "") -> Scoring:
+    """Score what was gathered; see the module's text. `base` names the family of one exit that the
+    others are to keep up with (`bases.against`, whose errors it raises); empty: none."""
     families, dropped = families_of(gathered.answered)
+    held = against(families, base) if base else None
     run = families[0].runs[0]
     within = range_of(run) or _spanning([exit_costs(r) for f in families for r in f.runs])
     device, timed, latency_notes = _timed(families)
@@ -143,6 +148,7 @@ def score(gathered: Gathered) -> Scoring:
         device=device,
         latency_range=latency_range,
         notes=(*gathered.left_out, *dropped, *latency_notes, *_notes(families)),
+        base=held,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from narrowgauge.anytime.showing_base import base_csv, base_json, base_table
 from narrowgauge.report.text import clean, csv_cell
 from narrowgauge.units import format_value
 from narrowgauge_scores.answers import confidences, correct_of
@@ -52,6 +53,8 @@ def print_scoring(found: Scoring, console: Console) -> None:
     )
     console.print(_family_table(found))
     console.print(_figure_table(found))
+    if found.base is not None:
+        console.print(base_table(found.base))
     if found.pairs:
         console.print(_pair_table(found))
     names = list(dict.fromkeys(label for label, _ in found.front))
@@ -191,6 +194,7 @@ def scoring_csv(found: Scoring) -> str:
             values = [repr(x) for x in (mean.mean, mean.least, mean.greatest)]
             counts = [mean.seeds, mean.of]
             writer.writerow([csv_cell(each.label), name, mean.unit, *values, *counts, *ends])
+    writer.writerows(base_csv(found.base))
     return stream.getvalue()
 
 
@@ -221,6 +225,7 @@ def scoring_json(found: Scoring) -> dict[str, Any]:
         "front": [{"family": label, **_point(point)} for label, point in found.front],
         "families": [_family(each, found) for each in found.families],
         "pairs": [_pair(each) for each in found.pairs],
+        "base": base_json(found.base),
         "notes": list(found.notes),
     }
     return {name: _plain(value) for name, value in body.items()}

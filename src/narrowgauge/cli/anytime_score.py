@@ -41,6 +41,15 @@ def anytime_score(
             "--into", metavar="PAGE", help="Write the table into this page, between its markers."
         ),
     ] = None,
+    base: Annotated[
+        str,
+        typer.Option(
+            "--base",
+            metavar="FAMILY",
+            help="What each family costs within a point of this one, a plain network: its label or "
+            "a part of it.",
+        ),
+    ] = "",
     results: Results = None,
     project: Project = None,
     as_json: Json = False,
@@ -54,7 +63,7 @@ def anytime_score(
     # What `--results` names needs no checkout.
     root = results.absolute() if results is not None else results_root(None, checkout_of(project))
     store = Store(root)
-    found = score(gather([store.find(run) for run in runs]))
+    found = score(gather([store.find(run) for run in runs]), base)
     if as_json:
         print(json.dumps(scoring_json(found), indent=2, sort_keys=True))
     else:
