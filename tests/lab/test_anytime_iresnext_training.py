@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Tuple
+from typing import Any, Tuple
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from narrowgauge_lab import torch_compat
 from narrowgauge_lab.anytime.systems.iresnext import iresnext
+from narrowgauge_lab.anytime.systems.iresnext_parts import Drawn
 from narrowgauge_lab.anytime.systems.iresnext_training import Sandwich
 from narrowgauge_lab.augment import Augmentation, Feed
 from narrowgauge_lab.data import synthetic_data
@@ -33,6 +35,14 @@ def _batch(count: int = 8) -> Tuple[torch.Tensor, torch.Tensor]:
 def _draws(objective: Sandwich, epoch: int) -> torch.Tensor:
     objective.begin_epoch(epoch, torch.nn.Identity())
     return objective._table.clone()
+
+
+class _OnDevice(Sandwich):
+    """As it answers on a GPU, where the host does not know which exits were drawn."""
+
+    def _answers(self, model: torch.nn.Module, images: torch.Tensor, pair: torch.Tensor) -> Any:
+        drawn = [Drawn(one, last) for one, last in zip(pair.split(1), (3, 6))]
+        return [each.float() for each in model.answers(images, (0, 7), drawn)]  # type: ignore[operator]
 
 
 class TestSandwich:
@@ -148,3 +158,27 @@ class TestSandwich:
             teacher = F.softmax(widest, 1).detach()
             expected = sum(-(teacher * F.log_softmax(b, 1)).sum(1).mean() for b in between)
             assert torch.allclose(losses.extra, expected, rtol=1e-3)
+
+    @pytest.mark.filterwarnings("ignore")  # what a compiler warns of is no fault of ours
+    @pytest.mark.parametrize("form", FORMS)
+    def test_as_a_gpu_runs_it_a_compiler_takes_all_of_it(self, form: str) -> None:
+        """In one graph, which -p compile=true asks for; here without making kernels of it. An
+        update that reads which exits were drawn, as a CPU's does, would fall apart."""
+        if not torch_compat.compiler_available():
+            pytest.skip("this torch has no torch.compile")
+        net, objective = _net(form), _OnDevice(seed=3, updates=5, device=CPU)
+
+        def parts(images: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+            found = objective.losses(net, images, labels)
+            assert found.extra is not None
+            return found.total((1.0,) * 8), found.extra
+
+        expected = parts(*_batch())
+        objective.begin_epoch(0, net)
+        torch._dynamo.reset()
+        compiled = torch.compile(parts, fullgraph=True, dynamic=False, backend="eager")
+        got = compiled(*_batch())
+
+        assert torch.allclose(got[0], expected[0], atol=1e-5)
+        assert torch.allclose(got[1], expected[1], atol=1e-5)
+        assert int(objective._at) == 1

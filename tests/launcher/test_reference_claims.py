@@ -80,6 +80,24 @@ SERVED = {
             "bytes-fp32", "bytes-fp16", "bytes-int8",
         },
     },
+    "anytime": {
+        "iresnext": {
+            *(f"cifar10-exit{number}" for number in range(8)), "cifar10-best", "cifar10-area",
+            "own-area", "wider-is-better", "sandwich-costs-little",
+            # Counted, whatever a row is trained for.
+            "shared-recomputes", "incremental-reuses",
+        },
+        "nested-osgd": {
+            *(f"notes-exit-{number}" for number in range(4)), "exits-rise",
+            *(f"{each}-exit-92" for each in ("first", "second", "third", "fourth")),
+            "first-exit-has-priority",
+        },
+        "ddnn": {
+            "tiles-all", *(f"tiles-without-{view}" for view in range(6)), "tiles-without-4-to-5",
+            "tiles-without-3-to-5", "tiles-without-2-to-5", "tiles-outage-shape", "masked-outage",
+            "binary-uplink-costs-little",
+        },
+    },
     "ensembles": {
         "ensembles": {
             *(f"{net}-{each}" for net in ("lenet", "resnet50") for each in METHODS),
