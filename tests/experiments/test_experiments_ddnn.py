@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Tuple
 
@@ -12,6 +13,8 @@ from one_row import EXPERIMENTS, Rows
 from narrowgauge_contract.claims import load_claims
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_contract.outcome import Row
+from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.data import FlatData, synthetic_data
 from narrowgauge_lab.errors import DataUnavailableError
 from narrowgauge_scores.side_file import read_logits
 
@@ -125,6 +128,41 @@ def test_the_papers_network_trains_on_an_archive_of_the_users_own(tmp_path: Path
     assert _values(row, "map_bytes") == (32.0 * 4,)
     losses = _values(row, "train_loss")
     assert losses[-1] < losses[0]
+
+
+def _like_cifar10() -> FlatData:
+    """Colour images of 32×32 in ten classes, as CIFAR-10 has them: 120 to train on and 24."""
+    made = synthetic_data(0, channels=3, size=32, classes=10, train=120, test=24)
+    return dataclasses.replace(
+        made, declaration=dataclasses.replace(made.declaration, name="cifar10")
+    )
+
+
+@pytest.mark.parametrize("local", ["ap", "cc"])
+@pytest.mark.parametrize(
+    ("views", "pixels"), [("tiles", 16 * 10), ("cameras", 32 * 32)], ids=lambda given: str(given)
+)
+def test_the_papers_devices_train_on_colour_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, views: str, pixels: int, local: str
+) -> None:
+    monkeypatch.setattr(RowContext, "data", lambda ctx, name: _like_cifar10())
+    words = (
+        "data=cifar10", f"views={views}", f"local={local}", "device=binary", "bits=1", "filters=2",
+        "width=1", "train_limit=64", "validation=24", "test_limit=20", "batch_size=32",
+    )  # fmt: skip
+    row = ROWS.run(tmp_path, *words, "optimizer=adam", "lr=0.01")
+
+    assert row.validity.valid
+    assert row.facts["variant"] == f"binary devices on {views}, {local.upper()}-CC, 1-bit uplink"
+    assert row.facts["split"]["training"] == 64
+    assert all(np.isfinite(_values(row, name)[-1]) for name in ("train_loss", "devices_train_loss"))
+    # A convolution and a pool of stride 2: a quarter of the pixels, two maps of a bit each.
+    assert _values(row, "map_bytes") == (2 * pixels / 4 / 8,)
+    assert _values(row, "raw_bytes") == (3 * pixels,)
+    run = read_logits(tmp_path / "row-0" / "logits.npz")
+    assert run.data == {"tiles": "cifar10", "cameras": "cifar10-cameras"}[views]
+    assert run.test.logits.shape == (2, 20, 10)
+    assert len(_values(row, "outage_cloud_accuracy")) == 6
 
 
 def test_a_missing_archive_is_named(tmp_path: Path) -> None:
