@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Optional, Tuple
+from typing import Tuple
 
 import torch
 
@@ -20,7 +20,6 @@ from narrowgauge_lab.anytime.objective import ExitLosses, LastExitLoss, Objectiv
 from narrowgauge_lab.anytime.systems.branchynet import NETS, BranchyNet, branchy_net
 from narrowgauge_lab.anytime.training import Stage, train_anytime
 from narrowgauge_lab.augment import Augmentation
-from narrowgauge_lab.checkpoint import Checkpoints
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.data import FlatData
 from narrowgauge_lab.optim import Adam
@@ -31,6 +30,7 @@ from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
 
 from .clock import Policies, record_clock
 from .published import record_published
+from .trunk import trunk_accuracy, trunk_correct
 
 _HERE = Path(__file__).parent
 _SYNTHETIC = {"classes": 10, "train": 2000, "test": 300}
@@ -50,7 +50,7 @@ def run(ctx: RowContext) -> None:
     net.to(ctx.device)
     trained = train_anytime(
         ctx, net, splits, _recipe(ctx, ExitLosses(net.exits, combination), parameters["epochs"]),
-        _about(ctx, net), stages=_stages(ctx, net),
+        _about(ctx, net, splits), stages=_stages(ctx, net),
         weights=asked_file(parameters["weights"], _HERE),
     )  # fmt: skip
     if not trained:
@@ -107,7 +107,7 @@ def _stages(ctx: RowContext, net: AnytimeNetwork) -> Tuple[Stage, ...]:
     return (Stage("trunk", _recipe(ctx, LastExitLoss(net.exits - 1), epochs)),)
 
 
-def _about(ctx: RowContext, net: BranchyNet) -> About:
+def _about(ctx: RowContext, net: BranchyNet, splits: Splits) -> About:
     width, words = ctx.parameters["width"], [ctx.parameters["net"]]
     words += [] if width == 1 else [f"twin of width {width:g}"]
     words += ["normalised branches"] if ctx.parameters["head_norm"] else []
@@ -115,19 +115,10 @@ def _about(ctx: RowContext, net: BranchyNet) -> About:
     names = tuple(f"branch {number + 1}" for number in range(net.exits - 1))
     return About(
         "branchynet", ", ".join(words), exit_names=(*names, "trunk"),
-        base_accuracy=functools.partial(_trunk_accuracy, ctx),
+        base_accuracy=functools.partial(trunk_accuracy, ctx),
         base_macs=lambda costs: costs.direct[-1],
+        base_correct=functools.partial(trunk_correct, ctx, net, splits),
     )  # fmt: skip
-
-
-def _trunk_accuracy(ctx: RowContext) -> Optional[float]:
-    """What the plain network got, the trunk before branches were trained with it: the last
-    `trunk_test_accuracy` [%]. None where this row trained none."""
-    if not ctx.parameters["trunk_epochs"] or ctx.parameters["weights"]:
-        return None
-    # The stage's last checkpoint stays until the row's answers are kept.
-    state = Checkpoints(ctx.for_stage("trunk").checkpoints.folder, resume=True).load()
-    return None if state is None else float(state["history"]["values"]["test_accuracy"][-1])
 
 
 def _time(ctx: RowContext, net: BranchyNet, splits: Splits, by: Policies) -> None:

@@ -14,8 +14,10 @@ pickles; the same run gives the same bytes. Format 1 holds:
     test_labels      int64 [images]: the true classes
     test_samples     int64 [images]: which images of the data set's test part these are
     test_macs        float64 [exits, images], optional: cumulative MACs where they depend on it
-    val_…            the same four of the validation split, whose samples are training images;
-                     optional, all or none
+    test_base_correct  uint8 [images], optional: 1 where the plain network that the run is judged
+                     against is right; files of older versions lack it
+    val_…            the same of the validation split, whose samples are training images; optional,
+                     all that are not or none
 
 Files come from anywhere, so a reader trusts nothing: other entries than these, other compressions
 than what `write_logits` uses, headers that numpy would not write, and texts that act on a terminal
@@ -64,8 +66,8 @@ _PLAIN_TEXTS = "letters that can be printed"
 _ARRAYS = frozenset(
     (
         *("meta", "cumulative_macs", "direct_macs", "latency"),
-        *("test_logits", "test_labels", "test_samples", "test_macs"),
-        *("val_logits", "val_labels", "val_samples", "val_macs"),
+        *("test_logits", "test_labels", "test_samples", "test_macs", "test_base_correct"),
+        *("val_logits", "val_labels", "val_samples", "val_macs", "val_base_correct"),
     )
 )
 #: What numpy writes before an array of numbers. Read without evaluating anything: numpy's own
@@ -91,6 +93,7 @@ class Split:
     labels: Array
     samples: Array
     macs: Optional[Array] = None
+    base_correct: Optional[Array] = None
 
     @property
     def exits(self) -> int:
@@ -286,7 +289,7 @@ def _arrays_of(run: RunLogits) -> Dict[str, Array]:
     }
     for prefix, split in (("test", run.test), ("val", run.val)):
         if split is not None:
-            for name in ("logits", "labels", "samples", "macs"):
+            for name in ("logits", "labels", "samples", "macs", "base_correct"):
                 found[f"{prefix}_{name}"] = getattr(split, name)
     return {name: array for name, array in found.items() if array is not None}
 
@@ -326,7 +329,8 @@ def _split(prefix: str, arrays: Mapping[str, Array]) -> Split:
     logits, labels, samples = (
         arrays[f"{prefix}_{name}"] for name in ("logits", "labels", "samples")
     )
-    return Split(logits, labels, samples, arrays.get(f"{prefix}_macs"))
+    macs, base = arrays.get(f"{prefix}_macs"), arrays.get(f"{prefix}_base_correct")
+    return Split(logits, labels, samples, macs, base)
 
 
 def _problem_of(run: RunLogits) -> str:
@@ -402,6 +406,9 @@ def _split_problem(name: str, split: Split) -> str:
         fits = _is(macs, np.float64, (split.exits, split.images)) and np.isfinite(macs).all()
         if not fits or macs.min() <= 0 or (np.diff(macs, axis=0) < 0).any():
             return f"{name}_macs should be float64 [exits, images], positive and never falling"
+    base = split.base_correct
+    if base is not None and not (_is(base, np.uint8, (split.images,)) and base.max() <= 1):
+        return f"{name}_base_correct should be uint8 [{split.images}] of 0 and 1"
     return ""
 
 

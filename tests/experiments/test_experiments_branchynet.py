@@ -109,6 +109,30 @@ def test_the_policy_of_the_row_is_scored_as_its_logits_say(trained: Tuple[Path, 
     assert _value(row, "paper_accuracy") == _value(row, "entropy_0.025_accuracy")
 
 
+def test_what_leaving_early_costs_against_the_trunk_is_paired(trained: Tuple[Path, Row]) -> None:
+    out, row = trained
+    run = read_logits(out / "row-0" / "logits.npz")
+
+    right = run.test.base_correct
+    assert right is not None
+    # The trunk of its own stage, not as the second one left it.
+    assert 100 * right.mean() == pytest.approx(_value(row, "trunk_test_accuracy"))
+    last = run.test.logits[-1].argmax(1) == run.test.labels
+    assert (right != last).any()
+    value, low, high = (_value(row, f"adaptive_minus_base{end}") for end in ("", "_low", "_high"))
+    plain = _value(row, "trunk_test_accuracy")
+    assert value == pytest.approx(_value(row, "adaptive_accuracy") - plain)
+    assert low <= value <= high
+    assert low < high
+
+
+def test_without_a_trunk_of_its_own_there_is_nothing_to_hold_it_against(tmp_path: Path) -> None:
+    row = ROWS.run(tmp_path, "trunk_epochs=0", "train_limit=64", "clock_images=0")
+
+    assert row.metric("adaptive_minus_base") is None
+    assert read_logits(tmp_path / "row-0" / "logits.npz").test.base_correct is None
+
+
 def test_the_clock_times_every_image_four_ways(trained: Tuple[Path, Row]) -> None:
     row = trained[1]
     sums: Dict[str, float] = {}

@@ -101,6 +101,45 @@ def test_the_row_may_have_the_papers_or_its_own(asked: str, macs: float, tmp_pat
     assert metrics["fitted_macs"] == pytest.approx(90.0), "recorded beside it"
 
 
+@pytest.mark.parametrize(
+    ("plain", "told"), [(90, 1), (100, 0), (101, 0)], ids=["better", "alike", "unknown"]
+)
+def test_the_difference_to_the_plain_network_has_a_paired_interval(
+    tmp_path: Path, plain: int, told: int
+) -> None:
+    """By its policy the network is right of all 100 images, the plain one of the first so many."""
+    run = _run()
+    if plain <= 100:
+        right = (np.arange(100) < plain).astype(np.uint8)
+        run = dataclasses.replace(run, test=dataclasses.replace(run.test, base_correct=right))
+    _, _, metrics = _operate(tmp_path, run, FITTED)
+
+    names = [f"adaptive_minus_base{end}" for end in ("", "_low", "_high")]
+    if plain > 100:
+        assert not set(names) & set(metrics)
+        return
+    value, low, high = (metrics[name] for name in names)
+    assert value == pytest.approx(100.0 - plain)
+    if not told:
+        assert value == low == high == 0.0, "the very same answers: no draw tells them apart"
+        return
+    # A binomial of 100 with 0.1: 5 to 16 in 95 % of the draws.
+    assert 3.0 <= low <= 6.0
+    assert 14.0 <= high <= 18.0
+
+
+def test_a_loss_is_told_too_by_whichever_policy_ran(tmp_path: Path) -> None:
+    run = _run(test=20)
+    right = np.ones(100, np.uint8)
+    run = dataclasses.replace(run, test=dataclasses.replace(run.test, base_correct=right))
+    _, _, metrics = _operate(tmp_path, run, "entropy:10")
+
+    # Everybody leaves at the first exit, which is right of every third beside the first 20.
+    lost = metrics["adaptive_accuracy"] - 100.0
+    assert metrics["adaptive_minus_base"] == pytest.approx(lost)
+    assert metrics["adaptive_minus_base_low"] < lost < metrics["adaptive_minus_base_high"] < 0
+
+
 def test_without_a_validation_split_nothing_is_fitted(tmp_path: Path) -> None:
     with pytest.raises(BadValueError, match="validation"):
         _operate(tmp_path, dataclasses.replace(_run(), val=None), FITTED)

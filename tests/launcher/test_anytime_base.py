@@ -133,8 +133,8 @@ def test_means_are_over_seeds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("base", "says"),
     [
-        ("nothing", "none of the families"),
-        ("toynet", "none of the families"),
+        ("nothing", "none of the plain networks"),
+        ("toynet", "none of the plain networks"),
         ("pla", "names 2"),
         ("", ""),
     ],
@@ -158,6 +158,48 @@ def test_without_any_plain_network_it_is_said_what_to_add(tmp_path: Path) -> Non
 
     assert "several exits" in (told.value.why or "")
     assert "kind=plain" in (told.value.next_step or "")
+
+
+def _with_trunk(run: RunLogits, right: Any) -> RunLogits:
+    test = dataclasses.replace(run.test, base_correct=np.asarray(right, np.uint8))
+    return dataclasses.replace(run, test=test, base_macs=PLAIN, base_accuracy=80.0)
+
+
+def test_the_plain_network_that_runs_name_is_one_too(tmp_path: Path) -> None:
+    trunk = _first(240)[0]
+    branchy = [_with_trunk(_run("branchy", _first(200, 237, 250), seed), trunk) for seed in (0, 1)]
+    found = _scored(tmp_path, *branchy, _run("toynet", _first(230, 239, 240)), base="plain")
+
+    assert found.base is not None
+    assert (found.base.label, found.base.macs) == ("plain network of branchy", PLAIN)
+    assert found.base.accuracy == pytest.approx(0.8)
+    assert [each.label for each in found.base.families] == ["branchy", "toynet"]
+    assert [each.macs for each in found.base.families] == [MACS[1], MACS[1]]
+
+
+def test_it_is_none_where_a_seed_does_not_know_it(tmp_path: Path) -> None:
+    known = _with_trunk(_run("branchy", _first(200, 237, 250)), _first(240)[0])
+    other = dataclasses.replace(_run("branchy", _first(200, 237, 250), 1), base_macs=PLAIN)
+    with pytest.raises(UsageError, match="none of the plain networks"):
+        _scored(tmp_path, known, other)
+
+
+def test_its_answers_are_sorted_with_the_images(tmp_path: Path) -> None:
+    run = _with_trunk(_run("branchy", _first(200, 237, 250)), _first(240)[0])
+    order = np.random.default_rng(0).permutation(IMAGES)
+    test = run.test
+    assert test.base_correct is not None
+    mixed = dataclasses.replace(
+        test,
+        logits=test.logits[:, order],
+        labels=test.labels[order],
+        samples=test.samples[order],
+        base_correct=test.base_correct[order],
+    )
+    (row,) = gather(_recorded(tmp_path, dataclasses.replace(run, test=mixed))).answered
+
+    assert row.logits.test.base_correct is not None
+    assert np.array_equal(row.logits.test.base_correct, _first(240)[0])
 
 
 def test_table_json_and_csv_have_it(tmp_path: Path) -> None:

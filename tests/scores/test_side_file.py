@@ -58,6 +58,15 @@ def test_costs_per_image_and_half_precision_are_kept(tmp_path: Path) -> None:
     assert np.array_equal(found.macs, macs)
 
 
+def test_what_the_plain_network_got_right_is_kept(tmp_path: Path) -> None:
+    right = (np.arange(40) % 3 == 0).astype(np.uint8)
+    write_logits(tmp_path / "a.npz", run(test=_with(base_correct=right)))
+    write_logits(tmp_path / "b.npz", run())
+
+    assert _same(read_logits(tmp_path / "a.npz").test.base_correct, right)
+    assert read_logits(tmp_path / "b.npz").test.base_correct is None
+
+
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a.npz", "b.npz"):
         write_logits(tmp_path / name, run(**FULL))
@@ -87,6 +96,11 @@ _BAD = {
     "labels go up to 4": {"test": _with(labels=np.full(40, 4))},
     "name an image twice": {"test": _with(samples=np.zeros(40, np.int64))},
     "test_macs should be": {"test": _with(macs=np.ones((3, 40))[::-1] * [[3], [2], [1]])},
+    "test_base_correct should be uint8 [40] of": {
+        "test": _with(base_correct=np.full(40, 2, np.uint8))
+    },
+    "test_base_correct should be uint8": {"test": _with(base_correct=np.ones(40))},
+    "base_correct should be": {"test": _with(base_correct=np.ones(39, np.uint8))},
     "other exits or classes": {"val": split(classes=5)},
     "cumulative_macs should be": {"cumulative_macs": np.array([3, 2, 1])},
     "direct_macs should be": {"direct_macs": np.array([0, 2, 3])},

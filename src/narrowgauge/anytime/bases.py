@@ -1,7 +1,8 @@
 """What families cost where they are as good as one plain network, less a point of accuracy.
 
-The plain network is a family of one exit that was trained and tested as the others were, so both
-accuracies are of the same images and their difference is paired, image by image.
+The plain network is a family of one exit, or what a family's runs name as theirs and know the right
+answers of, as BranchyNet's do of their trunk. Both accuracies are of the same images, so their
+difference is paired, image by image.
 """
 
 from __future__ import annotations
@@ -53,16 +54,26 @@ class Base:
     families: tuple[AtBase, ...]
 
 
+@dataclass(frozen=True)
+class _Plain:
+    """A candidate: `correct` [seeds, images]; `family`, where it is one of its own."""
+
+    label: str
+    macs: float
+    correct: Floats
+    family: Family | None = None
+
+
 def against(families: Sequence[Family], asked: str) -> Base:
-    """All families against the one of one exit that `asked` names: its label, or a part of it that
-    no other such family has. Raises UsageError where that is none or several."""
-    base = _named(families, asked)
-    others = [family for family in families if family is not base]
+    """All families against the plain network that `asked` names: its label, or a part of it that no
+    other one has. Raises UsageError where that is none or several."""
+    base = _named([*map(_alone, families), *map(_trained_first, families)], asked)
+    others = [family for family in families if family is not base.family]
     exits = [_correct(family, k) for family in others for k in range(family.runs[0].exits)]
-    values = [_correct(base, 0), *exits]
+    values = [base.correct, *exits]
     drawn = draw_means(values)
     wanted = drawn[0] - LESS - _ROUNDING
-    mean = float(values[0].mean())
+    mean = float(base.correct.mean())
     found, place = [], 1
     for family in others:
         count = family.runs[0].exits
@@ -72,19 +83,36 @@ def against(families: Sequence[Family], asked: str) -> Base:
         spent = _least(costs, drawn[place : place + count] >= wanted)
         found.append(_at_base(family.label, math.inf if least is None else least, spent))
         place += count
-    macs = float(np.mean([exit_costs(run)[0] for run in base.runs]))
-    return Base(base.label, macs, mean, tuple(found))
+    return Base(base.label, base.macs, mean, tuple(found))
 
 
-def _named(families: Sequence[Family], asked: str) -> Family:
-    plain = [family for family in families if family.runs[0].exits == 1]
-    exact = [family for family in plain if family.label == asked]
-    found = exact or [family for family in plain if asked and asked in family.label]
+def _alone(family: Family) -> _Plain | None:
+    """A family of one exit."""
+    if family.runs[0].exits > 1:
+        return None
+    macs = float(np.mean([exit_costs(run)[0] for run in family.runs]))
+    return _Plain(family.label, macs, _correct(family, 0), family)
+
+
+def _trained_first(family: Family) -> _Plain | None:
+    """The plain network that every run of a family names and knows the right answers of."""
+    runs = family.runs
+    known = [run.test.base_correct for run in runs if run.test.base_correct is not None]
+    macs = [run.base_macs for run in runs if run.base_macs is not None]
+    if not len(known) == len(macs) == len(runs):
+        return None
+    return _Plain(f"plain network of {family.label}", float(np.mean(macs)), np.stack(known) * 1.0)
+
+
+def _named(candidates: Sequence[_Plain | None], asked: str) -> _Plain:
+    plain = [each for each in candidates if each is not None]
+    found = [each for each in plain if each.label == asked]
+    found = found or [each for each in plain if asked in each.label]
     if len(found) == 1:
         return found[0]
-    listed = "; ".join(family.label for family in (found or plain))
+    listed = "; ".join(each.label for each in (found or plain))
     raise UsageError(
-        f"--base '{asked}' names {len(found) or 'none'} of the families of one exit",
+        f"--base '{asked}' names {len(found) or 'none'} of the plain networks",
         why=f"they are: {listed}" if listed else "all of these runs' families have several exits",
         next_step="give the label of one, or a part that it alone has"
         if listed

@@ -102,7 +102,8 @@ def _sorted(split: Split) -> Split:
     if (np.diff(order) == 1).all():
         return split
     macs = None if split.macs is None else split.macs[:, order]
-    return Split(split.logits[:, order], split.labels[order], split.samples[order], macs)
+    base = None if split.base_correct is None else split.base_correct[order]
+    return Split(split.logits[:, order], split.labels[order], split.samples[order], macs, base)
 
 
 def _require_one_test(answered: Sequence[Answered]) -> None:

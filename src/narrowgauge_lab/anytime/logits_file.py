@@ -32,13 +32,15 @@ class About:
     one of it, with all that makes it another (`b-lenet`, `width 1/4`). `base_accuracy` [%] and
     `base_macs` are of the plain network that it is judged against, where there is one: the accuracy
     is asked for once the network is trained and None where it is not known, and `base_macs` is
-    given the costs of the exits."""
+    given the costs of the exits. `base_correct`: bool [images], which test images it got right, in
+    the feed's order; None where that is not known."""
 
     family: str
     variant: str
     exit_names: Tuple[str, ...] = ()
     base_accuracy: Optional[Callable[[], Optional[float]]] = None
     base_macs: Optional[Callable[[ExitCosts], int]] = None
+    base_correct: Optional[Callable[[], Optional[np.ndarray]]] = None
 
 
 def write(
@@ -60,6 +62,10 @@ def write(
     images = timed_images(splits.test, mode, passes)
     costs = exit_costs(net, images[:1])
     base = about.base_accuracy() if about.base_accuracy is not None else None
+    right = about.base_correct() if about.base_correct is not None else None
+    test = answers(net, splits.test, splits.test_samples, costs, mode, batch_size)
+    if right is not None:
+        test = dataclasses.replace(test, base_correct=right.astype(np.uint8))
     if passes:
         ctx.fact("latency_images", len(images))
     run = RunLogits(
@@ -67,7 +73,7 @@ def write(
         variant=about.variant,
         data=splits.data,
         seed=ctx.seed,
-        test=answers(net, splits.test, splits.test_samples, costs, mode, batch_size),
+        test=test,
         cumulative_macs=np.array(costs.cumulative, dtype=np.int64),
         direct_macs=np.array(costs.direct, dtype=np.int64),
         exit_names=about.exit_names,

@@ -6,8 +6,10 @@ from __future__ import annotations
 import dataclasses
 from typing import List, Optional, Tuple
 
+import numpy as np
+
 from narrowgauge_lab.anytime.costs import ExitCosts
-from narrowgauge_lab.anytime.policies import parse
+from narrowgauge_lab.anytime.policies import Policy, parse, simulate
 from narrowgauge_lab.anytime.thresholds import (
     LabelledLogits,
     OperatingPoint,
@@ -18,6 +20,8 @@ from narrowgauge_lab.anytime.thresholds import (
     validation_of,
 )
 from narrowgauge_lab.context import RowContext
+from narrowgauge_scores.answers import correct_of
+from narrowgauge_scores.resampling import draw_means, interval_of
 from narrowgauge_scores.side_file import RunLogits
 
 __all__ = ["FITTED", "PAPER", "Operation", "of_test_split", "operate", "require_policy"]
@@ -69,7 +73,9 @@ def operate(
     `fitted_…` and `paper_accuracy`, `…_macs` and `…_exit<k>_share` of those two, and `best_…` of
     the cheapest that lose nothing on the validation split; `front_accuracy` and `front_macs` of all
     that the fit kept; and facts with the policies. `macs_gain` is against the whole network without
-    its other heads. Raises BadValueError for a run without a validation split.
+    its other heads. `adaptive_minus_base`, `…_low` and `…_high` where the run says which images its
+    plain network got right: points of accuracy, and the interval of paired draws of test images.
+    Raises BadValueError for a run without a validation split.
     """
     test, costs = of_test_split(run)
     kept = fit(validation_of(run), costs, kind, method)
@@ -92,6 +98,7 @@ def operate(
     for number, share in enumerate(point.shares):
         ctx.metric(f"exit{number}_share", 100.0 * share, unit="%", source="computed")
     ctx.metric("macs_gain", costs.direct[-1] / point.macs, unit="1", source="computed")
+    _record_against_base(ctx, run, parse(policy, run.exits))
     return Operation(policy, point, front)
 
 
@@ -101,6 +108,19 @@ def _record_named(ctx: RowContext, name: str, policy: str, point: OperatingPoint
     ctx.metric(f"{name}_macs", point.macs, unit="MAC", source="computed")
     for number, share in enumerate(point.shares):
         ctx.metric(f"{name}_exit{number}_share", 100.0 * share, unit="%", source="computed")
+
+
+def _record_against_base(ctx: RowContext, run: RunLogits, policy: Policy) -> None:
+    """Both answered the same images, so what makes one hard for both cancels in the difference."""
+    if run.test.base_correct is None:
+        return
+    taken = simulate(policy, run.test.logits).numpy()
+    adaptive = correct_of(run.test)[taken, np.arange(run.test.images)].astype(np.float64)
+    plain = run.test.base_correct.astype(np.float64)
+    drawn = draw_means([adaptive[np.newaxis], plain[np.newaxis]])
+    found = interval_of(float((adaptive - plain).mean()), drawn[0] - drawn[1], -1.0, 1.0)
+    for name, value in (("", found.value), ("_low", found.low), ("_high", found.high)):
+        ctx.metric(f"adaptive_minus_base{name}", 100.0 * value, unit="%", source="computed")
 
 
 def _record_front(
