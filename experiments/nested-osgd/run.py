@@ -58,6 +58,12 @@ def combination(parameters: Mapping[str, Any], exits: int) -> Combination:
     there, and for weights that are not one for each exit."""
     name = parameters["optimizer"]
     _require_used(parameters)
+    if exits < 2 and name in ("pcgrad", "osgd"):
+        raise BadValueError(
+            f"optimizer={name} does nothing with one exit",
+            why="gradients of exits are projected onto one another's, and there is no other",
+            next_step="-p optimizer=sum or -p exits=4",
+        )
     per_tensor = parameters["projection"] == "tensor"
     momentum = parameters["momentum"] if parameters["project"] == "momentum" else None
     if name == "weighted":

@@ -11,7 +11,6 @@ import pytest
 import torch
 from training_cases import CPU
 
-from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab import precision
 from narrowgauge_lab.anytime.feeds import make_splits
 from narrowgauge_lab.anytime.gradients import (
@@ -203,25 +202,11 @@ def _same_direction(moved: np.ndarray, expected: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("kind", ONE_EXIT)
-@pytest.mark.parametrize("way", [Orthogonalised(), PCGrad()], ids=["osgd", "pcgrad"])
-def test_one_exit_has_nothing_to_be_kept_out_of(kind: str, way: Combination) -> None:
-    net = AdaptiveResNet(kind, 2, 4, 10)
-    objective = ExitLosses(1) if kind == "plain" else PonderLoss(0.01, 0, CPU)
-    assert objective.weights == (1.0,)
-    objective.combination = way
-
-    with pytest.raises(BadValueError, match="one exit") as caught:
-        _ = objective.weights
-    assert "sum" in caught.value.next_step
-    with pytest.raises(BadValueError, match="one exit"):
-        way.optimizer(SGD(net, RATE), objective.exits)
-    with pytest.raises(BadValueError, match="one exit"):
-        ExitLosses(net.exits, way)
-
-
-@pytest.mark.parametrize("kind", ONE_EXIT)
-@pytest.mark.parametrize("way", [Sum(), Weighted((0.5,))], ids=["sum", "weighted"])
+@pytest.mark.parametrize("way", [Sum(), Weighted((0.5,)), PCGrad(), Orthogonalised()], ids=str)
 def test_one_exit_is_trained_by_its_loss_and_its_price(kind: str, way: Combination) -> None:
+    """There is nothing to project it on, and the price of thinking is never projected: by each way
+    but a weight of its own the update is that of the sum."""
+
     def objective(net: AnytimeNetwork, way: Combination) -> Objective:
         if kind == "plain":
             return ExitLosses(1, way)
@@ -235,3 +220,6 @@ def test_one_exit_is_trained_by_its_loss_and_its_price(kind: str, way: Combinati
     assert (price > 0) == (kind != "plain")
     assert step.loss == pytest.approx(way.weights(1)[0] * task + price)
     assert np.linalg.norm(step.moved) > 0
+    if way.weights(1) == (1.0,):
+        plain = _Step(System(lambda: AdaptiveResNet(kind, 2, 4, 10), objective), Sum())
+        _same_direction(step.moved, plain.moved)

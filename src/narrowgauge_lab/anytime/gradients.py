@@ -87,18 +87,7 @@ class Projection(Combination, abc.ABC):
         """float64 [..., exits, exits] from the matrices of inner products [..., exits, exits]: row
         i has g'_i as a combination of all g_j."""
 
-    def weights(self, exits: int) -> Tuple[float, ...]:
-        """All alike. Raises BadValueError for one exit, which no other one can be kept out of."""
-        if exits < 2:
-            raise BadValueError(
-                f"{type(self).__name__} with one exit",
-                why="gradients of exits are projected onto one another's, and there is no other",
-                next_step="train it by the sum of its losses",
-            )
-        return super().weights(exits)
-
     def optimizer(self, inner: FlatOptimizer, exits: int) -> FlatOptimizer:
-        self.weights(exits)
         return PerExit(inner, exits, self)
 
 
