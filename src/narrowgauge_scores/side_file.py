@@ -14,8 +14,7 @@ pickles; the same run gives the same bytes. Format 1 holds:
     test_labels      int64 [images]: the true classes
     test_samples     int64 [images]: which images of the data set's test part these are
     test_macs        float64 [exits, images], optional: cumulative MACs where they depend on it
-    test_base_correct  uint8 [images], optional: 1 where the plain network that the run is judged
-                     against is right; files of older versions lack it
+    test_base_correct  uint8 [images], optional: 1 where the plain network to judge it by is right
     val_…            the same of the validation split, whose samples are training images; optional,
                      all that are not or none
 
@@ -326,11 +325,9 @@ def _compose(meta: Mapping[str, Any], arrays: Mapping[str, Array]) -> RunLogits:
 
 
 def _split(prefix: str, arrays: Mapping[str, Array]) -> Split:
-    logits, labels, samples = (
-        arrays[f"{prefix}_{name}"] for name in ("logits", "labels", "samples")
-    )
-    macs, base = arrays.get(f"{prefix}_macs"), arrays.get(f"{prefix}_base_correct")
-    return Split(logits, labels, samples, macs, base)
+    needed = (arrays[f"{prefix}_{name}"] for name in ("logits", "labels", "samples"))
+    optional = (arrays.get(f"{prefix}_{name}") for name in ("macs", "base_correct"))
+    return Split(*needed, *optional)
 
 
 def _problem_of(run: RunLogits) -> str:

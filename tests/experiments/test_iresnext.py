@@ -72,6 +72,8 @@ def test_the_incremental_form_by_the_sandwich_rule(tmp_path: Path) -> None:
     assert 0 < _values(row, "mean_macs")[0] <= everything
 
     weights = tmp_path / "row-0" / "weights.pt"
+    (held,) = _values(row, "weights_bytes")
+    assert held < weights.stat().st_size < 2.5 * held  # names and zip entries beside the tensors
     words = ("variant=incremental", "objective=sandwich", f"weights={weights}")
     again = ROWS.run(tmp_path / "again", *words)
 

@@ -307,6 +307,9 @@ def test_the_side_file_has_what_every_exit_says_of_every_image(tmp_path: Path) -
     assert run.cumulative_macs.tolist() == list(costs.cumulative)
     assert run.direct_macs.tolist() == list(costs.direct)
     assert case.row().facts["latency_images"] == 30
+    held = sum(each.numel() * each.element_size() for each in net.state_dict().values())
+    assert case.values("weights_bytes") == (held,)
+    assert held > 4 * sum(each.numel() for each in net.parameters()), "buffers are saved too"
     assert (run.base_accuracy, run.base_macs) == (None, None)
     assert run.latency is not None
     assert (np.diff(run.latency, axis=0) > 0).all(), "a later answer comes later"

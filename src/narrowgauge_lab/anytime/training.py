@@ -18,6 +18,7 @@ from narrowgauge_lab.anytime.network import AnytimeNetwork
 from narrowgauge_lab.anytime.objective import Objective
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.evalmode import in_eval_mode
+from narrowgauge_lab.measure.cost import serialised_bytes
 from narrowgauge_lab.shared_weights import load_weights
 from narrowgauge_lab.training import Recipe
 
@@ -47,9 +48,9 @@ def train_anytime(
 ) -> bool:
     """Train `net`, which is on `ctx.device`, stage after stage and then by `recipe`, each with an
     objective; or take the state dict of a file `weights` and train nothing. Then leave `logits.npz`
-    and record its scores, those of leaving by `policy` with them (`policies.parse`; empty: none).
-    `settle` is called once the net is trained, before it is asked anything: for batch statistics
-    that are taken anew, say.
+    and record its scores, those of leaving by `policy` with them (`policies.parse`; empty: none),
+    and `weights_bytes`, of all tensors of the state dict. `settle` is called once the net is
+    trained, before it is asked anything: for batch statistics that are taken anew, say.
 
     A row that was stopped goes on with the stage and epoch that it was in, and trains nothing again
     if it was stopped later: the checkpoints of all stages stay until the row clears its own. False
@@ -71,6 +72,7 @@ def train_anytime(
         settle()
     mode = precision.enter(recipe.precision, ctx.device)
     run = logits_file.write(ctx, net, splits, about, mode, batch_size=recipe.test_batch_size)
+    ctx.metric("weights_bytes", serialised_bytes(net), unit="B", source="computed")
     scores.record(ctx, run, None if rule is None else policies.simulate(rule, run.test.logits))
     net.eval()
     return True
