@@ -493,11 +493,27 @@ def test_more_families_than_a_picture_holds_are_said_to_be_left_out(tmp_path: Pa
     found = _scored(*_many(tmp_path / "runs", 12))
     drawn = picture._against_macs(found)
 
-    assert "2 families of least area not drawn" in drawn.get_supxlabel()
+    assert "2 families not drawn" in drawn.get_supxlabel()
     names = " ".join(text.get_text().replace("\n", " ") for text in drawn.axes[0].texts)
     assert "number 11" in names
     assert "number 2" in names
     assert "number 1 " not in names + " "
+
+
+def test_the_best_of_each_experiment_is_drawn_before_variants_of_another(tmp_path: Path) -> None:
+    """Ten bit widths of one network would be no picture of all systems."""
+    runs = [answers(f"number {n}", 1.0 + 0.05 * n) for n in range(11)]
+    folders = [
+        recorded(tmp_path, run, number=n) for n, run in enumerate([*runs, answers("poor", 0.3)])
+    ]
+    gathered = gather(folders)
+    *others, poor = gathered.answered
+    alone = dataclasses.replace(poor, experiment="another")
+
+    drawn = picture._drawn(score(dataclasses.replace(gathered, answered=(*others, alone))))
+
+    assert [each.label for each, _ in drawn] == [*(f"number {n}" for n in range(2, 11)), "poor"]
+    assert "poor" not in [each.label for each, _ in picture._drawn(score(gathered))]
 
 
 def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
