@@ -86,14 +86,24 @@ def missing_packages(paths: Sequence[Path], without: Sequence[str]) -> list[str]
 
 def named(jobs: Sequence[Job], asked: str) -> list[Job]:
     """The jobs that words with commas between them name, in the order of the words: the one of that
-    very name, or all whose name has the word in it, in the order of their lists. Empty: all."""
+    very name, or all whose name has the word in it, in the order of their lists; before each those
+    that it comes after. Empty: all."""
     wanted = [word for word in asked.split(",") if word]
     if not wanted:
         return list(jobs)
-    exact = {job.name: [job] for job in jobs}
-    found = [exact.get(word) or [job for job in jobs if word in job.name] for word in wanted]
-    # By name: two words may name the same.
-    return list({job.name: job for some in found for job in some}.values())
+    by_name = {job.name: job for job in jobs}
+    found: dict[str, Job] = {}
+
+    def take(job: Job) -> None:
+        for name in job.after:
+            take(by_name[name])
+        found.setdefault(job.name, job)
+
+    for word in wanted:
+        exact = by_name.get(word)
+        for job in [exact] if exact else [job for job in jobs if word in job.name]:
+            take(job)
+    return list(found.values())
 
 
 def _job(table: dict[str, Any], place: str) -> Job:

@@ -335,6 +335,21 @@ def test_a_name_is_itself_before_it_is_a_part_of_others(take: ModuleType) -> Non
     assert asked("none") == []
 
 
+def test_a_job_that_is_named_brings_what_it_comes_after(take: ModuleType, tmp_path: Path) -> None:
+    """Or it would be left undone, at the end of a lease."""
+    jobs = tmp_path / "jobs.toml"
+    command = 'command = ["true"]'
+    jobs.write_text(
+        f'[[job]]\nname = "train"\n{command}\n[[job]]\nname = "other"\n{command}\n'
+        f'[[job]]\nname = "prune"\nafter = ["train"]\n{command}\n'
+        f'[[job]]\nname = "time"\nafter = ["prune"]\n{command}\n'
+    )
+
+    asked = take.named(take.load_jobs([jobs]), "other,time,train")
+
+    assert [job.name for job in asked] == ["other", "train", "prune", "time"]
+
+
 def test_a_job_that_cannot_begin_fails_and_its_lane_goes_on(
     take: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
