@@ -22,7 +22,7 @@ FROZEN = """
 narrowgauge --version
 narrowgauge ae
 narrowgauge ae check [CRITERION] --explain --results --project --json
-narrowgauge anytime-score RUN --out --base --results --project --json
+narrowgauge anytime-score RUN --out --into --base --results --project --json
 narrowgauge attach RUN --results --project --wait --json
 narrowgauge bundle [RUN] --public --full --images/--no-images --out --force --results --project \
 --json

@@ -175,14 +175,14 @@ discard() {
 # patiently WORD...: again for a minute where the engine does not answer, as while it is restarted.
 patiently() {
     attempt=0
-    until answer=$("$@" 2>&1 8<&- 9<&-); do
+    until answer=$("$@" 2>&1); do
         case $answer in *[Nn]'o such '*) break ;; esac
         attempt=$((attempt + 1))
         [ $attempt -le 60 ] || break
-        sleep 1 8<&- 9<&-
+        sleep 1
     done
     printf '%s\n.' "$answer"
-}
+} 8<&- 9<&-
 
 # The container's exit code as $code; `gone` where it is not there, `lost` without an engine. Nothing
 # is written down here or below: the disk may be what the run has filled.
@@ -408,13 +408,12 @@ begun() {
     done
 }
 
-# own RUN: hold $lock, if it names this run and nobody holds it: 1 where somebody does, 2 without it.
+# own RUN [WORDS]: hold $lock, taken by these words, if it names this run and nobody holds it.
 own() {
     exec 8<"$lock"
-    taken=1
-    flock -n 8 && taken=2 && case $(cat "$lock") in *"\"run_id\": \"$1\""*) return ;; esac
+    ${2:-flock -n} 8 && case $(cat "$lock") in *"\"run_id\": \"$1\""*) return ;; esac
     exec 8<&-
-    return $taken
+    return 1
 }
 
 # watch HOME NAME DEVICE LEASES RUN OFFSET BYTES: a run that was started before. What has arrived of
@@ -441,13 +440,9 @@ watch() {
         done <<EOF
 $earlier
 EOF
-        # What that one was waiting for may hold the lease for another moment.
-        lock=$lease tries=0
-        until own "$5"; do
-            tries=$((tries + 1))
-            if [ $taken = 2 ] || [ $tries -gt 20 ]; then lock= && break; fi
-            sleep 0.1
-        done
+        # What that one was waiting for may hold it for another moment.
+        lock=$lease
+        own "$5" 'timeout 2 flock' || lock=
     fi
     report "$have" "$6"
     release
