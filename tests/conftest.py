@@ -71,3 +71,20 @@ def _no_ambient_change() -> Iterator[None]:
         os.chdir(folder)
     assert not changed, f"the test changed the environment: {', '.join(changed)}"
     assert not moved, "the test changed the working directory"
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small networks on a machine that others use too: one thread is faster than threads that
+    wait."""
+    import torch
+
+    from narrowgauge_lab.torch_compat import threads_may_change
+
+    if not threads_may_change():  # a convolution of the same shape in a later test might crash
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Callable, Dict, Iterator, List
+from typing import Callable, Dict, List
 
 import numpy as np
 import pytest
@@ -36,21 +36,11 @@ from narrowgauge_lab.augment import Feed
 from narrowgauge_lab.data import synthetic_data
 from narrowgauge_lab.distributed import ALONE
 from narrowgauge_lab.optim import SGD, FlatOptimizer
-from narrowgauge_lab.torch_compat import threads_may_change
 
 RATE = 0.25
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Thin networks: one thread is faster than threads that wait."""
-    if not threads_may_change():
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from narrowgauge.report.markdown import update_block
+from narrowgauge.report.markdown import table_line, update_block
 from narrowgauge.report.text import markdown
 from narrowgauge.units import format_value
 from narrowgauge_scores.resampling import COVERAGE, DRAWS
@@ -34,9 +34,9 @@ def scoring_block(found: Scoring) -> str:
     budgets = " / ".join(map(str, BUDGETS))
     heads = ["family", "exits", "MMAC", "last exit (%)", "area", f"% at {budgets} % of the cost"]
     heads += ["area over time"] if timed else []
-    lines = [_line(heads), _line(["---"] * len(heads))]
+    lines = [table_line(heads), table_line(["---"] * len(heads))]
     ranked = sorted(found.families, key=lambda each: -each.macs.area.value)
-    lines += [_line(_cells(each, timed)) for each in ranked]
+    lines += [table_line(_cells(each, timed)) for each in ranked]
     return "\n".join([*lines, "", *_below(found), ""])
 
 
@@ -58,10 +58,6 @@ def _interval(found: Interval, scale: float, digits: int) -> str:
         f"{scale * each:.{digits}f}" for each in (found.value, found.low, found.high)
     )
     return f"{value} ({low} to {high})"
-
-
-def _line(cells: Sequence[str] | Iterator[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _below(found: Scoring) -> Iterator[str]:

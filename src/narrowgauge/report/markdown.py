@@ -15,7 +15,7 @@ from narrowgauge.report.text import code_block, markdown
 from narrowgauge.report.words import duration
 from narrowgauge_contract.codec import write_atomic
 
-__all__ = ["fill_block", "markdown_block", "markdown_report", "update_block"]
+__all__ = ["fill_block", "markdown_block", "markdown_report", "table_line", "update_block"]
 
 #: What of a page is the verdicts', by its name and by its markers.
 VERDICTS = "verdicts"
@@ -56,7 +56,7 @@ def _body(report: Report) -> str:
     lines += [
         [verdict.value, str(count), MEANING[verdict]] for verdict, count in report.counts if count
     ]
-    parts.append("\n".join(map(_line, lines)))
+    parts.append("\n".join(map(table_line, lines)))
     if report.measured:
         parts.append("\n".join(_table(report.measured)))
     rest = [each for each in report.claims if not each.measured]
@@ -65,18 +65,19 @@ def _body(report: Report) -> str:
     return "\n\n".join(parts)
 
 
-def _line(cells: Sequence[str]) -> str:
+def table_line(cells: Iterable[str]) -> str:
+    """One line of a table, of cells that are Markdown already."""
     return f"| {' | '.join(cells)} |"
 
 
 def _table(claims: Iterable[ClaimView]) -> Iterator[str]:
-    yield _line(_HEADS)
-    yield _line(["---"] * len(_HEADS))
+    yield table_line(_HEADS)
+    yield table_line(["---"] * len(_HEADS))
     for each in claims:
         cells = [each.verdict.value, markdown(f"{each.experiment}/{each.id}")]
         cells += [markdown(words) for words in (each.paper, each.here, each.spread)]
         cells += [str(each.repeats or ""), markdown(each.device)]
-        yield _line(cells)
+        yield table_line(cells)
 
 
 def _unmeasured(claims: Iterable[ClaimView]) -> Iterator[str]:
@@ -85,10 +86,10 @@ def _unmeasured(claims: Iterable[ClaimView]) -> Iterator[str]:
     for each in claims:
         key = (each.experiment, each.verdict.value)
         counts[key] = counts.get(key, 0) + 1
-    yield _line(["not measured", "verdict", "claims"])
-    yield _line(["---", "---", "--:"])
+    yield table_line(["not measured", "verdict", "claims"])
+    yield table_line(["---", "---", "--:"])
     for (experiment, verdict), count in counts.items():
-        yield _line([markdown(experiment), verdict, str(count)])
+        yield table_line([markdown(experiment), verdict, str(count)])
 
 
 def _claim(each: ClaimView) -> str:
@@ -117,13 +118,13 @@ def _some(words: Sequence[str]) -> str:
 
 def _runs(report: Report) -> Iterator[str]:
     heads = ("run", "experiment", "device", "target", "status", "valid rows", "time")
-    yield _line(heads)
-    yield _line(["---"] * len(heads))
+    yield table_line(heads)
+    yield table_line(["---"] * len(heads))
     for _, card in report.runs:
         cells = [card.run_id, card.experiment, card.device, card.target, card.status]
         cells += [f"{card.valid_rows} of {card.rows}"]
         cells += [duration(card.seconds) if card.seconds is not None else ""]
-        yield _line([markdown(cell) for cell in cells])
+        yield table_line([markdown(cell) for cell in cells])
 
 
 def fill_block(page: str, block: str, where: str, name: str = VERDICTS) -> str:
