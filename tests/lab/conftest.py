@@ -10,6 +10,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+@pytest.fixture(autouse=True)
+def no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that trainings share, what tests train records its speed nevertheless."""
+    monkeypatch.delenv("NARROWGAUGE_TURNS", raising=False)
+
+
 @pytest.fixture
 def quick_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking torch for devices in a child takes a while; the tests of the facts do ask."""
