@@ -17,7 +17,6 @@ def drawn_seed() -> int:
     return int(torch.randint(0, 1 << 62, (1,)))
 
 
-# unverified: captured steps of plans all on the GPU | no GPU since | nox -s gpu, plans and passes
 class Draws:
     """What passes beside everything else are seeded by.
 
