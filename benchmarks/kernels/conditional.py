@@ -26,7 +26,7 @@ def piece() -> Any:
     """A captured graph of a few small kernels, one after another."""
     import torch
 
-    from narrowgauge_lab.anytime.device_exit import new_graph
+    from narrowgauge_lab.anytime.stage_graphs import new_graph
 
     cell = torch.zeros(1, device="cuda")
     stream = torch.cuda.Stream()

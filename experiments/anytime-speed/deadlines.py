@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import math
 import os
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
 from narrowgauge_contract.collector import without_collector
 from narrowgauge_lab import torch_compat
-from narrowgauge_lab.anytime.deadline import StageTimes, deadline, measure_stages
+from narrowgauge_lab.anytime.deadline import StageTimes, Timely, deadline, measure_stages
+from narrowgauge_lab.anytime.network import AnytimeNetwork
+from narrowgauge_lab.anytime.replayed import replayed_or_why
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.measure.state import steadily
 
@@ -56,12 +59,15 @@ class Kept:
 def deadlines(ctx: RowContext, subject: Subject) -> None:
     """Record `deadline_misses` (a share), `deadline_overshoot` (the largest, over the typical time
     of the longest stage) and `deadline_overshoot_p999`, which 99.9 % do not exceed,
-    `deadline_answered`, and the facts `deadline_late`, whether a deadline of 0 was marked late as
-    it has to be, and `deadline_nice`, the priority. A row that is resumed goes on after its last
-    window, with the stage times that it began with."""
+    `deadline_answered`, and the facts `deadline_stages`, how a stage runs, `deadline_late`, whether
+    a deadline of 0 was marked late as it has to be, `deadline_missed`, how many of each window were
+    missed, and `deadline_nice`, the priority. A row that is resumed goes on after its last window,
+    with the stage times that it began with."""
+    net, way = replayed_or_why(subject.net, subject.images)
+    ctx.fact("deadline_stages", way)
     with _first_of_all() as nice:
         ctx.fact("deadline_nice", nice)
-        _deadlines(ctx, subject)
+        _deadlines(ctx, net, subject.images)
 
 
 @contextlib.contextmanager
@@ -77,8 +83,8 @@ def _first_of_all() -> Iterator[int]:
         os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
-def _deadlines(ctx: RowContext, subject: Subject) -> None:
-    net, images, count = subject.net, subject.images, ctx.parameters["deadlines"]
+def _deadlines(ctx: RowContext, net: AnytimeNetwork, images: torch.Tensor) -> None:
+    count = ctx.parameters["deadlines"]
     times, results, reasons = _resumed(ctx.checkpoints.load())
     noted = _Noted(ctx)
     for reason in reasons:
@@ -89,10 +95,13 @@ def _deadlines(ctx: RowContext, subject: Subject) -> None:
     ctx.fact("deadlines_resumed", len(results))
     while len(results) < count:
         window = wanted[len(results) : len(results) + _WINDOW]
-        results += _window(noted, subject, times, window, f"window{len(results) // _WINDOW}_")
+        name = f"window{len(results) // _WINDOW}_"
+        results += _window(noted, functools.partial(deadline, net, images), times, window, name)
         ctx.checkpoints.save(_state(times, results, noted.reasons))
         ctx.progress(len(results), count, "deadlines")
     found = kept(results, times)
+    late = [each.seconds > each.limit for each in results]
+    ctx.fact("deadline_missed", [sum(late[at : at + _WINDOW]) for at in range(0, count, _WINDOW)])
     ctx.fact("stage_seconds", list(times.typical))
     ctx.fact("stage_seconds_safe", list(times.safe))
     ctx.fact("deadlines", count)
@@ -119,14 +128,18 @@ class _Noted:
 
 
 def _window(
-    ctx: _Noted, subject: Subject, times: StageTimes, wanted: Sequence[float], name: str
+    ctx: _Noted,
+    answer: Callable[[float, StageTimes], Timely],
+    times: StageTimes,
+    wanted: Sequence[float],
+    name: str,
 ) -> List[Result]:
     def measured() -> List[Result]:
         found = []
         gc.collect()
         with without_collector():  # it would come within an answer, and be longer than all stages
             for seconds in wanted:
-                got = deadline(subject.net, subject.images, seconds * 1e3, times)
+                got = answer(seconds * 1e3, times)
                 found.append(Result(got.exit, got.seconds, got.deadline_s))
         return found
 

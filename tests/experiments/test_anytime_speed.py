@@ -150,6 +150,8 @@ def test_misses_and_overshoot_are_of_what_was_late(
     reached = [sum(until <= limit for until in TIMES.until) for limit in limits[:20]]
     answered = sum(2 / max(1, each) for each in reached) / 20
     assert values(row, "deadline_answered") == [pytest.approx(answered)]
+    assert row.facts["deadline_missed"] == [2, 2, 1]
+    assert row.facts["deadline_stages"].startswith("launch by launch: "), "no graphs on a CPU"
     assert [f"window{number}_windows_discarded" in row.facts for number in range(4)] == [
         True, True, True, False,
     ]  # fmt: skip
@@ -169,6 +171,7 @@ def test_a_row_that_was_killed_goes_on_after_its_last_window(
         return ctx
 
     subject = SimpleNamespace(net=None, images=torch.zeros(1))
+    monkeypatch.setattr(module, "replayed_or_why", lambda net, images: (net, "as it is"))
     with EventLog(tmp_path / "events.jsonl") as log:
         first = told_deadlines(monkeypatch, stop_at=19)
         monkeypatch.setattr(module, "steadily", spoilt)

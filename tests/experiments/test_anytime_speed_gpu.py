@@ -59,6 +59,7 @@ def test_deadlines_are_kept_by_the_device(tmp_path: Path) -> None:
     row = SPEED.run(tmp_path, "measure=deadlines", "batch=1", device=CUDA)
     assert row.validity.valid
     assert row.facts["deadline_late"] is True
+    assert row.facts["deadline_stages"] == "captured stages"
 
 
 @pytest.mark.slow

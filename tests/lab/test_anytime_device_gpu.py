@@ -14,6 +14,7 @@ from narrowgauge_lab.anytime.adaptive import adaptive, masked
 from narrowgauge_lab.anytime.buckets import BucketedExits
 from narrowgauge_lab.anytime.conditional import why_no_switch, why_not
 from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
+from narrowgauge_lab.anytime.deadline import deadline, measure_stages
 from narrowgauge_lab.anytime.device_exit import (
     CapturedStages,
     ConditionalExits,
@@ -24,6 +25,7 @@ from narrowgauge_lab.anytime.device_exit import (
 )
 from narrowgauge_lab.anytime.network import Answer, State
 from narrowgauge_lab.anytime.policies import Policy, parse
+from narrowgauge_lab.anytime.replayed import replayed_or_why
 
 pytestmark = pytest.mark.gpu
 
@@ -249,3 +251,21 @@ def test_compaction_by_captured_sizes_answers_as_the_plain_pass(text: str) -> No
         assert got.macs.tolist() == wanted.macs.tolist()
     with pytest.raises(BadValueError, match="captured with"):
         exits(x[:3])
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_replayed_stages_answer_as_the_network_and_keep_deadlines(batch: int) -> None:
+    net = fresh(exits=4).cuda()
+    stages, way = replayed_or_why(net, images(batch, seed=9))
+    assert way == "captured stages"
+    for seed in range(3):
+        x = images(batch, seed)
+        for got, wanted in zip(stages(x), net(x)):
+            assert torch.allclose(got, wanted, rtol=1e-3, atol=1e-4)
+    times = measure_stages(stages, x, passes=5)
+    last = deadline(stages, x, 60_000, times)
+    assert (last.exit, last.late) == (3, False)
+    assert torch.allclose(last.logits, net(x)[3], rtol=1e-3, atol=1e-4)
+    first = deadline(stages, x, 0, times)
+    assert (first.exit, first.late) == (0, True)
+    assert torch.allclose(first.logits, net(x)[0], rtol=1e-3, atol=1e-4)

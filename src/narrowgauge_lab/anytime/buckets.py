@@ -26,10 +26,10 @@ from narrowgauge_lab.anytime.adaptive import (
 from narrowgauge_lab.anytime.chains import Switches
 from narrowgauge_lab.anytime.conditional import DriverGraphs, why_no_switch
 from narrowgauge_lab.anytime.costs import ExitCosts
-from narrowgauge_lab.anytime.device_exit import new_graph, warmed_up
 from narrowgauge_lab.anytime.fused import MOST_SIZES, Order, Outcome, fused_or_why
 from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State
 from narrowgauge_lab.anytime.policies import Memory, Policy
+from narrowgauge_lab.anytime.stage_graphs import new_graph, warmed_up
 from narrowgauge_lab.graphs import capture_or_say
 
 __all__ = ["BucketedExits", "Packed", "ladder"]

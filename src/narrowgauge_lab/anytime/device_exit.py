@@ -8,13 +8,12 @@ sample keeps the answer of the exit at which it would have left.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple, Union
+from typing import Callable, Optional, Union
 
 import torch
 
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
 from narrowgauge_kernels.errors import KernelsError
-from narrowgauge_lab import torch_compat
 from narrowgauge_lab.anytime.adaptive import (
     Adaptive,
     adaptive,
@@ -29,15 +28,13 @@ from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
 from narrowgauge_lab.anytime.fused import Outcome, fused_or_why
 from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State
 from narrowgauge_lab.anytime.policies import Memory, Policy
-from narrowgauge_lab.graphs import CaptureError, capture_or_say
+from narrowgauge_lab.anytime.stage_graphs import captured_in_turn
+from narrowgauge_lab.graphs import CaptureError
 
 __all__ = [
     "CapturedStages", "ConditionalExits", "EagerExits", "Exits", "SteppedExits", "all_stages",
-    "make_exits", "new_graph", "warmed_up",
+    "make_exits",
 ]  # fmt: skip
-
-#: Passes before the capture: libraries choose algorithms and make workspaces.
-_WARM_UP = 3
 
 
 class CapturedStages:
@@ -69,7 +66,9 @@ class CapturedStages:
             self._fused, self.decides = fused_or_why(self._policy, costs, self.logits)
             if self._fused is not None and self._fused.sets_conditions:
                 self.cells = torch.zeros(net.exits, dtype=torch.int64, device=device)
-            self.graphs = self._captured(torch.cuda.Stream(device))
+            self.graphs = captured_in_turn(
+                net.exits, device, self._pass, "the passes run without graphs: EagerExits"
+            )
 
     def load(self, images: torch.Tensor) -> None:
         """What the next run works on. Raises BadValueError for images of another shape."""
@@ -89,29 +88,15 @@ class CapturedStages:
         """The answer for a batch of none, which nothing has to run for."""
         return of_nobody(self._net, images)
 
-    def _captured(self, stream: torch.cuda.Stream) -> Tuple[torch.cuda.CUDAGraph, ...]:
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
-                state: State = ()
-                memory = Memory()
-                for number in range(self._net.exits):
-                    state = self._stage(number, state, memory)
-        torch.cuda.current_stream().wait_stream(stream)
-        warmed_up(self.images.device)
-        # One pool: they are only ever run in this order, so each may use what those before it
-        # have let go of.
-        pool = torch.cuda.graph_pool_handle()
-        state, memory = (), Memory()
-        made: List[torch.cuda.CUDAGraph] = []
-        for number in range(self._net.exits):
-            graph = new_graph()
-            way_out = "the passes run without graphs: device_exit.EagerExits"
-            said = capture_or_say(f"stage {number} of the network", way_out)
-            with said, torch.cuda.graph(graph, pool=pool, stream=stream):
-                state = self._stage(number, state, memory)
-            made.append(graph)
-        return tuple(made)
+    def _pass(self) -> Callable[[int], None]:
+        state: State = ()
+        memory = Memory()
+
+        def stage(number: int) -> None:
+            nonlocal state
+            state = self._stage(number, state, memory)
+
+        return stage
 
     def _stage(self, number: int, state: State, memory: Memory) -> State:
         """Everything in place: a captured stage has no other way to leave anything. The first one
@@ -231,18 +216,3 @@ def make_exits(net: AnytimeNetwork, images: torch.Tensor, policy: Policy) -> Exi
 def all_stages(stages: CapturedStages) -> Chain:
     """The same captured work with no decision between: what a decision's own time is over."""
     return Chain(DriverGraphs(stages.images.device), stages.graphs, None)
-
-
-def warmed_up(device: torch.device) -> None:
-    """Call between the passes before captures into one pool and the first of these. cuBLAS's
-    workspace of a stream that has run is outside of the pool: given back while graphs still work in
-    it, as soon as anybody clears them all. Cleared here, the captures make one that is theirs."""
-    torch.cuda.synchronize(device)
-    torch_compat.clear_cublas_workspaces()
-
-
-def new_graph() -> Any:
-    """One that can be handed out after its capture, where torch can (2.8)."""
-    if hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
-        return torch.cuda.CUDAGraph(keep_graph=True)
-    return torch.cuda.CUDAGraph()

@@ -21,7 +21,6 @@ __all__ = ["StagedForward"]
 _Parts = Tuple[torch.Tensor, State, Optional[torch.Tensor]]
 
 
-# unverified: stages compiled on a GPU | no GPU since | nested-osgd -p compile=true there
 class StagedForward:
     """`call` of images [B, …] and what else it takes, which runs `model`: for batches of `batch`
     images with the model's stages compiled. Batches of another size run uncompiled.
