@@ -5,6 +5,7 @@ files only in pieces: what runs goes on behind the commands that bring data and 
                                               LIST[+LIST…][=JOB,…][@GPUS] …
     python3 benchmarks/reference/lent.py parts WORK PART…
     python3 benchmarks/reference/lent.py wait WORK SECONDS --into DIR
+    python3 benchmarks/reference/lent.py drop WORK JOB…
 
 `begin` copies this checkout to WORK/tree, unless one is there: no later command can change that,
 and whatever is begun later is looked up there.
@@ -20,8 +21,11 @@ N: after so many seconds what runs is stopped in order.
 
 `wait` returns after so many seconds, or once all has ended, and leaves in DIR: `records.tar.gz`,
 `log.txt`, and `caches.tar.gz`, the small files of the cache folder, which is WORK/cache here.
+It prints how far each job is, and how long it takes at its pace of the last minutes.
 Of a run that goes on the archive has its events: `narrowgauge_lab record` makes a record of them.
 Its exit code is 0 once all has ended, however it did (WORK/ended has the worst code), 3 before.
+
+`drop` ends jobs that will not be through in time, in order, so that their lanes take the next ones.
 
 What a host needs beside torch (see `needs` of the lists) is found by PYTHONPATH.
 """
@@ -38,15 +42,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs import Job, ListError, load_jobs, named, without_data
+from jobs import DROPPED, Job, ListError, load_jobs, named, without_data
 from packing import pack
+from progress import running, runs
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 #: In WORK: a copy of the checkout, what was recorded, the data sets, the caches, what was printed.
 TREE, RUNS, DATA, CACHE, LOG = "tree", "runs", "data", "cache", "log.txt"
 #: There once all lists have been run.
-ENDED = "ended"
+ALL_ENDED = "ended"
 #: How long a list waits for its data.
 PATIENCE_S = 300.0
 #: The exit code while something runs.
@@ -97,7 +102,7 @@ def _begin(options: argparse.Namespace) -> int:
     work.mkdir(parents=True, exist_ok=True)
     if not copied:
         _copy_tree(work)
-    (work / ENDED).unlink(missing_ok=True)
+    (work / ALL_ENDED).unlink(missing_ok=True)
     (work / CACHE).mkdir(exist_ok=True)
     if options.caches:
         _restore(options.caches, work / CACHE)
@@ -134,7 +139,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         worst = _run_lists(options)
     finally:
-        (options.work / ENDED).write_text(f"{worst}\n")
+        (options.work / ALL_ENDED).write_text(f"{worst}\n")
     return worst
 
 
@@ -169,10 +174,21 @@ def _parts(options: argparse.Namespace) -> int:
     return subprocess.call([*words, "--data", str(options.work / DATA)], env=env)
 
 
+def _drop(options: argparse.Namespace) -> int:
+    """Nothing is dropped unless all that are named run."""
+    folders = [options.work / RUNS / name for name in options.jobs]
+    for folder in folders:
+        if not runs(folder):
+            raise ValueError(f"'{folder.name}' does not run in {options.work}")
+    for folder in folders:
+        (folder / DROPPED).touch()
+    return 0
+
+
 def _wait(options: argparse.Namespace) -> int:
     work: Path = options.work
     until = time.monotonic() + options.seconds
-    while not (work / ENDED).is_file() and time.monotonic() < until:
+    while not (work / ALL_ENDED).is_file() and time.monotonic() < until:
         time.sleep(0.2)
     options.into.mkdir(parents=True, exist_ok=True)
     if (work / RUNS).is_dir():
@@ -183,16 +199,19 @@ def _wait(options: argparse.Namespace) -> int:
     if (work / LOG).is_file():
         shutil.copy(work / LOG, options.into / LOG)
         print((work / LOG).read_text(errors="replace")[-8000:])
-    return 0 if (work / ENDED).is_file() else GOES_ON
+    for line in running(work / RUNS):
+        print(line)
+    return 0 if (work / ALL_ENDED).is_file() else GOES_ON
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    verbs = parser.add_subparsers(required=True, metavar="begin|parts|wait")
+    verbs = parser.add_subparsers(required=True, metavar="begin|parts|wait|drop")
     made = {}
-    for name, do in (("begin", _begin), ("run", _run), ("parts", _parts), ("wait", _wait)):
+    does = {"begin": _begin, "run": _run, "parts": _parts, "wait": _wait, "drop": _drop}
+    for name, do in does.items():
         made[name] = verbs.add_parser(name)
         made[name].set_defaults(do=do)
         made[name].add_argument("work", type=lambda text: Path(text).absolute(), metavar="WORK")
@@ -202,6 +221,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         made[name].add_argument("--gpus", default="0")
     made["begin"].add_argument("--caches", type=Path, metavar="FILE")
     made["parts"].add_argument("parts", nargs="+", type=Path, metavar="PART")
+    made["drop"].add_argument("jobs", nargs="+", metavar="JOB")
     made["wait"].add_argument("seconds", type=float, metavar="SECONDS")
     made["wait"].add_argument("--into", type=Path, required=True, metavar="DIR")
     return parser.parse_args(arguments, argparse.Namespace(arguments=list(arguments)))

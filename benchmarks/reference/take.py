@@ -29,6 +29,8 @@ fast they trained is not recorded. Every other job has the host to itself.
 The host is described once, as the launcher would (DIR/host.json), so that records say where they
 come from; where this Python is too old for the launcher they do not, and it is said.
 
+A file `dropped` in a job's folder ends it as the limit would, and its lane takes the next one.
+
 Each job has a folder DIR/NAME: the run (events, record), `log.txt`, and `ended.json` once it is
 through. The exit code is that of the worst job: 0, or 1 where one failed, or 3 where the time or
 the data was not enough for all.
@@ -49,6 +51,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jobs import (
+    BEGUN,
+    DROPPED,
     ENDED,
     Job,
     ListError,
@@ -68,8 +72,6 @@ GRACE_S = 20.0
 LEAST_S = 30.0
 #: The exit code of a job whose program is not there.
 NO_SUCH_COMMAND = 127
-#: In a job's folder: the GPU that it began on.
-BEGUN = "begun.json"
 
 
 def describe_host(out: Path) -> Path | None:
@@ -205,6 +207,7 @@ def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespac
         env.update(turns_of(options.out, gpu))
     env.update(job.env)
     env["OUT"] = str(folder)
+    (folder / DROPPED).unlink(missing_ok=True)
     if begun_on(folder) is None:
         (folder / BEGUN).write_text(json.dumps({"gpu": gpu}) + "\n")
     begin = time.monotonic()
@@ -220,7 +223,7 @@ def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespac
             code: int | None = NO_SUCH_COMMAND
         else:
             _pin(child.pid, () if job.alone or job.spread else cores)
-            code = _wait(child, options)
+            code = _wait(child, folder, options)
     seconds = time.monotonic() - begin
     if code is not None:
         body = {"exit_code": code, "seconds": round(seconds, 1), "gpu": gpu}
@@ -237,9 +240,9 @@ def _pin(pid: int, cores: Sequence[int]) -> None:
             pass
 
 
-def _wait(child: subprocess.Popen, options: argparse.Namespace) -> int | None:
-    # In small steps: an interrupt brings `until` forward.
-    while time.monotonic() < options.until:
+def _wait(child: subprocess.Popen, folder: Path, options: argparse.Namespace) -> int | None:
+    # In small steps: an interrupt brings `until` forward, and `lent.py drop` may come.
+    while time.monotonic() < options.until and not (folder / DROPPED).exists():
         try:
             return child.wait(timeout=0.2)
         except subprocess.TimeoutExpired:

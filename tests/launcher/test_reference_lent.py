@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,6 +49,13 @@ def lent(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(script), *words], capture_output=True, text=True, timeout=60,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def members(archive: Path) -> set[str]:
@@ -153,6 +163,66 @@ def test_caches_come_back(checkout: Path, tmp_path: Path) -> None:
 
     assert done.returncode == 0
     assert members(into / "caches.tar.gz") == {"found.json", "tiles/known.json"}
+
+
+def test_what_is_dropped_ends_in_order_and_the_next_one_begins(
+    checkout: Path, tmp_path: Path
+) -> None:
+    work, into = tmp_path / "work", tmp_path / "into"
+    lists = checkout / "benchmarks" / "reference" / "lists" / "tiny.toml"
+    code = "trap 'touch $OUT/in-order; exit 1' INT; while true; do sleep 0.05; done"
+    lists.write_text(
+        f'[[job]]\nname = "long"\ncommand = ["bash", "-c", {json.dumps(code)}]\n'
+        '[[job]]\nname = "next"\ncommand = ["true"]\n'
+    )
+    assert lent(checkout, "begin", str(work), "tiny").returncode == 0
+    _until((work / "runs" / "long" / "begun.json").is_file)
+    refused = lent(checkout, "drop", str(work), "long", "next")
+    assert (refused.returncode, "'next' does not run" in refused.stderr) == (2, True)
+
+    assert lent(checkout, "drop", str(work), "long").returncode == 0
+    done = lent(checkout, "wait", str(work), "30", "--into", str(into))
+
+    assert done.returncode == 0, done.stdout
+    assert (work / "runs" / "long" / "in-order").is_file()
+    assert not (work / "runs" / "long" / "ended.json").is_file()
+    assert "next/ended.json" in members(into / "records.tar.gz")
+    assert (work / "ended").read_text() == "3\n", "the same command goes on with it"
+    again = lent(checkout, "drop", str(work), "long")
+    assert "'long' does not run" in again.stderr
+
+
+def test_how_far_jobs_are_is_said(checkout: Path, tmp_path: Path) -> None:
+    work, into = tmp_path / "work", tmp_path / "into"
+
+    def folder(name: str, *events: tuple[float, int, float], **files: str) -> None:
+        made = work / "runs" / name
+        made.mkdir(parents=True)
+        (made / "begun.json").write_text("{}")
+        for file in files.values():
+            (made / file).write_text("{}")
+        lines = [
+            {"kind": "progress", "t": t, "row": row,
+             "data": {"done": done, "total": 400, "unit": "image", "phase": f"epoch {done:.0f}"}}
+            for t, row, done in events
+        ]  # fmt: skip
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (made / "events.jsonl").write_text(text + '{"kind": "prog')
+
+    # 100 in the last 100 s; what came before was faster.
+    folder("a", (0, 0, 0), (10, 0, 200), (60, 0, 220), (160, 0, 320))
+    folder("b", (50, 0, 399), (100, 1, 10), (110, 1, 20))
+    folder("stage", (50, 0, 400), (60, 0, 30), (70, 0, 40))
+    folder("through", (50, 0, 399), file="ended.json")
+    folder("dropped", (50, 0, 399), file="dropped")
+    folder("new")
+    said = lent(checkout, "wait", str(work), "0", "--into", str(into)).stdout.splitlines()
+    assert [" ".join(line.split()) for line in said if line.strip()] == [
+        "a row 0, epoch 320, 80%; at this pace 80 s more",
+        "b row 1, epoch 20, 5%; at this pace 380 s more",
+        "new no progress yet",
+        "stage row 0, epoch 40, 10%; at this pace 360 s more",
+    ]
 
 
 @pytest.mark.slow
