@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Tuple
+from typing import Any, Tuple
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError, UnknownNameError
+from narrowgauge_lab import torch_compat
 from narrowgauge_lab.anytime.adaptive import adaptive
 from narrowgauge_lab.anytime.costs import exit_costs
 from narrowgauge_lab.anytime.gradients import Weighted
@@ -25,6 +26,7 @@ from narrowgauge_lab.anytime.systems.ddnn_parts import (
     sign,
 )
 from narrowgauge_lab.anytime.views import Packed, Tiles, pack
+from narrowgauge_lab.compiling import Forward
 
 TILE = (1, 16, 10)
 
@@ -301,3 +303,30 @@ def test_designs_that_there_are_not() -> None:
     ):  # fmt: skip
         with pytest.raises(BadValueError, match="no network"):
             Design(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow  # the compiler takes a minute for each
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("design", [Design(), Design(device="binary", bits=1)], ids=str)
+def test_compiled_losses_and_their_gradients_are_the_plain_ones(design: Design) -> None:
+    """As `-p compile=true` has them: as one piece, with the slopes through the signs."""
+    if not torch_compat.compiler_available():
+        pytest.skip("this torch does not compile")
+    net, objective = _tiles(design).double().train(), DeviceLosses()
+    images, labels = torch.randn(8, 1, 32, 32).double(), torch.arange(8)
+
+    def parts(images: torch.Tensor, labels: torch.Tensor) -> Any:
+        found = objective.losses(net, images, labels)
+        return found.per_exit, found.logits, found.extra
+
+    found = []
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    for compiles in (False, True):
+        net.load_state_dict(before)
+        net.zero_grad()
+        per_exit, _, extra = Forward(parts, 8, compiles)(images, labels)
+        total = sum(per_exit) + extra
+        total.backward()
+        found.append([total.detach(), *(each.grad.clone() for each in net.parameters())])
+    for plain, compiled in zip(*found):
+        assert torch.allclose(compiled, plain, rtol=1e-4, atol=1e-5)
