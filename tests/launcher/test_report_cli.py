@@ -111,9 +111,8 @@ def test_the_stored_records_are_judged_where_nothing_else_is_said(
 
 def _many(results: Path, count: int) -> None:
     """Runs of mnist with 40 rows, their jobs and their outcomes, in the mould of its reference."""
-    path = next((ROOT / "experiments" / "mnist" / "reference").glob("*/*.json.gz"))
-    whole = load_record(path)
-    assert len(whole.rows) == 40
+    every = map(load_record, (ROOT / "experiments" / "mnist" / "reference").glob("*/*.json.gz"))
+    whole = next(each for each in every if len(each.rows) == 40)
     outcome = Outcome(
         1, whole.run_id, whole.status, whole.exit_code, whole.rows, whole.inside,
         whole.hashes.source, whole.hashes.experiment, whole.started_utc or 0.0,
