@@ -85,11 +85,11 @@ def _splits(ctx: RowContext) -> Splits:
             why=f"they are {'×'.join(map(str, found))}, it takes {'×'.join(map(str, shape))}",
             next_step="b-lenet goes with mnist and fashion-mnist, the others go with cifar10",
         )
-    if parameters["augment"] and shape[0] == 1:
-        raise BadValueError(
-            f"augment=true on {name}", why="a mirrored digit is another one, or none"
-        )
-    return splits_of(ctx, data, Augmentation(4, True) if parameters["augment"] else Augmentation())
+    if not parameters["augment"]:
+        return splits_of(ctx, data, Augmentation())
+    # A mirrored digit is another one, or none.
+    grey = shape[0] == 1
+    return splits_of(ctx, data, Augmentation(2) if grey else Augmentation(4, flip=True))
 
 
 def _recipe(ctx: RowContext, objective: Objective, epochs: int) -> training.Recipe:

@@ -17,6 +17,7 @@ from narrowgauge_contract.outcome import Row
 from narrowgauge_lab import precision
 from narrowgauge_lab.anytime.policies import Entropy
 from narrowgauge_lab.anytime.systems.branchynet import NETS, BranchyNet, branchy_net
+from narrowgauge_lab.augment import Augmentation
 from narrowgauge_lab.errors import DataCorruptError
 from narrowgauge_scores.side_file import read_logits
 
@@ -269,7 +270,6 @@ def test_a_diverged_training_is_stopped_and_said(
         (("loss_weights=1,0.3,2",), BadValueError, "weights"),
         (("loss_weights=a",), BadValueError, "no numbers"),
         (("loss_weights=0",), BadValueError, "weights"),
-        (("augment=true",), BadValueError, "digit"),
         (("validation=60000",), BadValueError, "validation"),
     ],
 )
@@ -295,6 +295,29 @@ def test_images_of_another_shape_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(BadValueError, match="does not take") as caught:
         splits(ctx)
     assert "3×32×32" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("net", "name", "moved"),
+    [("b-lenet", "mnist", Augmentation(2)), ("b-alexnet", "cifar10", Augmentation(4, flip=True))],
+)
+def test_digits_are_moved_and_not_mirrored(
+    monkeypatch: pytest.MonkeyPatch, net: str, name: str, moved: Augmentation
+) -> None:
+    from narrowgauge_lab.context import RowContext
+    from narrowgauge_lab.data import synthetic_data
+
+    channels, size = (1, 28) if name == "mnist" else (3, 32)
+    images = synthetic_data(0, channels=channels, size=size, classes=10, train=60, test=10)
+    ctx = object.__new__(RowContext)
+    ctx.device = CPU
+    monkeypatch.setattr(RowContext, "data", lambda *_: images)
+    for asked, wanted in (("false", Augmentation()), ("true", moved)):
+        words = (f"net={net}", f"augment={asked}", "validation=10", "train_limit=0")
+        ctx.parameters = {**ROWS.parameters(*words), "data": name}
+        splits = ROWS.module("run")._splits(ctx)
+        assert splits.training.augmentation == wanted
+        assert not splits.test.augmentation.active
 
 
 def test_loss_weights_of_one_are_the_plain_sum() -> None:
