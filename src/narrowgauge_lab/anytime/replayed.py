@@ -77,6 +77,8 @@ class ReplayedStages(AnytimeNetwork):
     def _pass(self, net: AnytimeNetwork) -> Callable[[int], None]:
         """What runs the stages and keeps their answers: held, nothing else is put there."""
         state: State = ()
+        # Before anything is captured: what the pass before has said is not let go of meanwhile.
+        self._answers = {}
 
         def stage(number: int) -> None:
             nonlocal state
