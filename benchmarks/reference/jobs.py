@@ -15,13 +15,13 @@ except ModuleNotFoundError:  # Python before 3.11
     import tomli as tomllib
 
 __all__ = [
-    "BEGUN", "DROPPED", "ENDED", "OUT", "Job", "ListError", "load_jobs", "missing_packages",
-    "named", "without_data", "words",
+    "BEGUN", "DROPPED", "ENDED", "OUT", "RUNNING", "Job", "ListError", "load_jobs",
+    "missing_packages", "named", "without_data", "words",
 ]  # fmt: skip
 
-#: In a job's folder: the GPU that it began on; once it is through, its exit code and seconds; and
-#: that it is to end now, unfinished.
-BEGUN, ENDED, DROPPED = "begun.json", "ended.json", "dropped"
+#: In a job's folder: the GPU that it began on; that it runs; that it is to end now, unfinished;
+#: and once it is through, its exit code and seconds.
+BEGUN, RUNNING, DROPPED, ENDED = "begun.json", "running", "dropped", "ended.json"
 
 #: In a word of a command or a parameter: the folder of all jobs' folders.
 OUT = "{out}"

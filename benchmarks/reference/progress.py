@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jobs import BEGUN, DROPPED, ENDED
+from jobs import DROPPED, RUNNING
 
 __all__ = ["running", "runs"]
 
@@ -17,15 +17,14 @@ RECENT_S = 120.0
 
 
 def running(out: Path) -> list[str]:
-    """A line for each job of `out` that has begun and not ended."""
-    folders = sorted(path.parent for path in out.glob(f"*/{BEGUN}"))
+    """A line for each job of `out` that runs."""
+    folders = sorted(path.parent for path in out.glob(f"*/{RUNNING}"))
     return [f"{each.name:40} {_said(each)}" for each in folders if runs(each)]
 
 
 def runs(folder: Path) -> bool:
-    """Whether a job has begun and not ended, nor been told to."""
-    over = any((folder / name).is_file() for name in (ENDED, DROPPED))
-    return (folder / BEGUN).is_file() and not over
+    """Whether a job runs, and has not been told to end."""
+    return (folder / RUNNING).is_file() and not (folder / DROPPED).is_file()
 
 
 def _said(folder: Path) -> str:

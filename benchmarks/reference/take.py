@@ -54,6 +54,7 @@ from jobs import (
     BEGUN,
     DROPPED,
     ENDED,
+    RUNNING,
     Job,
     ListError,
     load_jobs,
@@ -207,12 +208,13 @@ def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespac
         env.update(turns_of(options.out, gpu))
     env.update(job.env)
     env["OUT"] = str(folder)
-    (folder / DROPPED).unlink(missing_ok=True)
     if begun_on(folder) is None:
         (folder / BEGUN).write_text(json.dumps({"gpu": gpu}) + "\n")
     begin = time.monotonic()
     with (folder / "log.txt").open("ab") as log:
         try:
+            (folder / DROPPED).unlink(missing_ok=True)
+            (folder / RUNNING).touch()
             child = subprocess.Popen(
                 words(job, folder, options.data, options.host),
                 cwd=ROOT, env=env, stdout=log, stderr=log,
@@ -224,6 +226,8 @@ def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespac
         else:
             _pin(child.pid, () if job.alone or job.spread else cores)
             code = _wait(child, folder, options)
+        finally:
+            (folder / RUNNING).unlink(missing_ok=True)
     seconds = time.monotonic() - begin
     if code is not None:
         body = {"exit_code": code, "seconds": round(seconds, 1), "gpu": gpu}
@@ -247,6 +251,9 @@ def _wait(child: subprocess.Popen, folder: Path, options: argparse.Namespace) ->
             return child.wait(timeout=0.2)
         except subprocess.TimeoutExpired:
             continue
+    code = child.poll()
+    if code is not None:  # it has ended in the meantime
+        return code
     os.killpg(child.pid, signal.SIGINT)
     try:
         child.wait(timeout=GRACE_S)
@@ -348,7 +355,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{len(lacking)} left for want of data; the same command goes on", flush=True)
         return 1 if any(codes.values()) else 3
     if queue.left or None in codes.values():
-        print(f"time is up: {queue.left} not begun; the same command goes on", flush=True)
+        cut = sum(code is None for code in codes.values())
+        print(f"{cut} cut off, {queue.left} not begun; the same command goes on", flush=True)
         return 3
     return 1 if any(codes.values()) or queue.left_out else 0
 

@@ -62,12 +62,12 @@ def deadlines(ctx: RowContext, subject: Subject) -> None:
     `deadline_answered`, and the facts `deadline_stages`, how a stage runs, `deadline_late`, whether
     a deadline of 0 was marked late as it has to be, `deadline_missed`, how many of each window were
     missed, and `deadline_nice`, the priority. A row that is resumed goes on after its last window,
-    with the stage times that it began with."""
+    with the stage times that it began with; where stages ran another way then, from the first."""
     net, way = replayed_or_why(subject.net, subject.images)
     ctx.fact("deadline_stages", way)
     with _first_of_all() as nice:
         ctx.fact("deadline_nice", nice)
-        _deadlines(ctx, net, subject.images)
+        _deadlines(ctx, net, subject.images, way)
 
 
 @contextlib.contextmanager
@@ -83,21 +83,23 @@ def _first_of_all() -> Iterator[int]:
         os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
-def _deadlines(ctx: RowContext, net: AnytimeNetwork, images: torch.Tensor) -> None:
+def _deadlines(ctx: RowContext, net: AnytimeNetwork, images: torch.Tensor, way: str) -> None:
     count = ctx.parameters["deadlines"]
-    times, results, reasons = _resumed(ctx.checkpoints.load())
+    times, results, reasons = _resumed(ctx.checkpoints.load(), way)
     noted = _Noted(ctx)
     for reason in reasons:
         noted.invalid(reason)
-    if times is None:
-        times = measure_stages(net, images, ctx.parameters["profile_passes"])
+    # A row that is resumed has its times, but what is first about stages is over then for it too.
+    passes = ctx.parameters["profile_passes"] if times is None else 1
+    measured = measure_stages(net, images, passes)
+    times = measured if times is None else times
     wanted = spans(times, count, ctx.seed)
     ctx.fact("deadlines_resumed", len(results))
     while len(results) < count:
         window = wanted[len(results) : len(results) + _WINDOW]
         name = f"window{len(results) // _WINDOW}_"
         results += _window(noted, functools.partial(deadline, net, images), times, window, name)
-        ctx.checkpoints.save(_state(times, results, noted.reasons))
+        ctx.checkpoints.save(_state(way, times, results, noted.reasons))
         ctx.progress(len(results), count, "deadlines")
     found = kept(results, times)
     late = [each.seconds > each.limit for each in results]
@@ -147,8 +149,11 @@ def _window(
     return results
 
 
-def _state(times: StageTimes, results: Sequence[Result], reasons: Sequence[str]) -> Dict[str, Any]:
+def _state(
+    way: str, times: StageTimes, results: Sequence[Result], reasons: Sequence[str]
+) -> Dict[str, Any]:
     return {
+        "way": way,
         "reasons": list(reasons),
         "times": dataclasses.asdict(times),
         "results": torch.tensor(results, dtype=torch.float64).reshape(-1, 3),
@@ -156,10 +161,11 @@ def _state(times: StageTimes, results: Sequence[Result], reasons: Sequence[str])
 
 
 def _resumed(
-    state: Optional[Dict[str, Any]],
+    state: Optional[Dict[str, Any]], way: str
 ) -> Tuple[Optional[StageTimes], List[Result], List[str]]:
-    """What `_state` made, which belongs to this row: its folder is the row's own."""
-    if state is None:
+    """What `_state` made, which belongs to this row (its folder is the row's own), where stages ran
+    this way."""
+    if state is None or state.get("way") != way:
         return None, [], []
     held = state["times"]
     times = StageTimes(held["batch"], tuple(held["typical"]), tuple(held["safe"]))

@@ -157,9 +157,11 @@ def test_misses_and_overshoot_are_of_what_was_late(
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("way", "kept"), [("as it was", 16), ("another way", 0)])
 def test_a_row_that_was_killed_goes_on_after_its_last_window(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, kept: int
 ) -> None:
+    """Times and answers of stages that ran another way are of something else."""
     module = SPEED.module("deadlines")
     plan = SPEED.job("net=nested", "measure=deadlines", "deadlines=20").rows[0]
     wanted = module.spans(TIMES, 20, plan.seed)
@@ -171,7 +173,7 @@ def test_a_row_that_was_killed_goes_on_after_its_last_window(
         return ctx
 
     subject = SimpleNamespace(net=None, images=torch.zeros(1))
-    monkeypatch.setattr(module, "replayed_or_why", lambda net, images: (net, "as it is"))
+    monkeypatch.setattr(module, "replayed_or_why", lambda net, images: (net, "as it was"))
     with EventLog(tmp_path / "events.jsonl") as log:
         first = told_deadlines(monkeypatch, stop_at=19)
         monkeypatch.setattr(module, "steadily", spoilt)
@@ -179,14 +181,20 @@ def test_a_row_that_was_killed_goes_on_after_its_last_window(
             module.deadlines(row(resume=False), subject)
         assert first == pytest.approx(wanted[:19])
         second = told_deadlines(monkeypatch)
+        monkeypatch.setattr(module, "replayed_or_why", lambda net, images: (net, way))
+        passes: List[int] = []
+        monkeypatch.setattr(
+            module, "measure_stages", lambda net, images, count: passes.append(count) or TIMES
+        )
         ctx, again = row(resume=True), []
         monkeypatch.setattr(ctx, "invalid", again.append)
         monkeypatch.setattr(module, "steadily", lambda ctx, measure, *given, **named: measure())
         module.deadlines(ctx, subject)
     # Two windows of eight were kept; the third is done anew, and 0 is the last one asked for.
-    assert second == pytest.approx([*wanted[16:], 0.0])
+    assert second == pytest.approx([*wanted[kept:], 0.0])
+    assert passes == [1 if kept else plan.parameters["profile_passes"]]
     assert {"deadline_misses": 5 / 20} in said
-    assert again == ["spoilt", "spoilt"], "what was spoilt stays so"
+    assert again == (["spoilt", "spoilt"] if kept else []), "what was spoilt stays so"
     state = ctx.checkpoints.load()
     assert state is not None
     assert tuple(state["results"].shape) == (20, 3)

@@ -97,6 +97,9 @@ def test_what_graphs_cannot_do_is_refused() -> None:
     stages = ReplayedStages(net, x)
     with pytest.raises(BadValueError, match="captured with"):
         stages(x[:1])
+    # Cast or carried over they would be answered, but by the clock of another device.
+    with pytest.raises(BadValueError, match=r"float64 on cpu for stages captured with .*float32"):
+        deadline(stages, x.double(), 5)
     state = stages.begin(x)
     with pytest.raises(BadValueError, match="stage 1 cannot run here"):
         stages.advance(1, state)

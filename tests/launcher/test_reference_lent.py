@@ -176,7 +176,7 @@ def test_what_is_dropped_ends_in_order_and_the_next_one_begins(
         '[[job]]\nname = "next"\ncommand = ["true"]\n'
     )
     assert lent(checkout, "begin", str(work), "tiny").returncode == 0
-    _until((work / "runs" / "long" / "begun.json").is_file)
+    _until((work / "runs" / "long" / "running").is_file)
     refused = lent(checkout, "drop", str(work), "long", "next")
     assert (refused.returncode, "'next' does not run" in refused.stderr) == (2, True)
 
@@ -199,7 +199,7 @@ def test_how_far_jobs_are_is_said(checkout: Path, tmp_path: Path) -> None:
         made = work / "runs" / name
         made.mkdir(parents=True)
         (made / "begun.json").write_text("{}")
-        for file in files.values():
+        for file in files.get("files", "running").split():
             (made / file).write_text("{}")
         lines = [
             {"kind": "progress", "t": t, "row": row,
@@ -213,8 +213,9 @@ def test_how_far_jobs_are_is_said(checkout: Path, tmp_path: Path) -> None:
     folder("a", (0, 0, 0), (10, 0, 200), (60, 0, 220), (160, 0, 320))
     folder("b", (50, 0, 399), (100, 1, 10), (110, 1, 20))
     folder("stage", (50, 0, 400), (60, 0, 30), (70, 0, 40))
-    folder("through", (50, 0, 399), file="ended.json")
-    folder("dropped", (50, 0, 399), file="dropped")
+    folder("through", (50, 0, 399), files="ended.json")
+    folder("dropped", (50, 0, 399), files="running dropped")
+    folder("cut-off", (50, 0, 399), files="begun.json")
     folder("new")
     said = lent(checkout, "wait", str(work), "0", "--into", str(into)).stdout.splitlines()
     assert [" ".join(line.split()) for line in said if line.strip()] == [

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import signal
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -118,6 +119,12 @@ def test_what_is_cut_off_has_not_ended(
         signal.signal(signal.SIGINT, before)
     assert "KeyboardInterrupt" in (out / "long/log.txt").read_text()
     assert not list(out.rglob("ended.json"))
+
+
+def test_what_has_ended_in_the_meantime_is_not_cut_off(take: ModuleType, tmp_path: Path) -> None:
+    child = subprocess.Popen(["sh", "-c", "exit 7"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert take._wait(child, tmp_path, SimpleNamespace(until=0.0)) == 7
 
 
 def test_what_is_alone_overlaps_with_nothing(take: ModuleType, tmp_path: Path) -> None:

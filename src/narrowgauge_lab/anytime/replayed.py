@@ -47,12 +47,12 @@ class ReplayedStages(AnytimeNetwork):
         self.eval()
 
     def begin(self, images: torch.Tensor) -> State:
-        """See AnytimeNetwork. Raises BadValueError for images of another shape."""
-        if images.shape != self._images.shape:
+        """See AnytimeNetwork. Raises BadValueError for images of another shape, type or device."""
+        given, own = _kind(images), _kind(self._images)
+        if given != own:
             raise BadValueError(
-                f"images {tuple(images.shape)} for stages captured with "
-                f"{tuple(self._images.shape)}",
-                next_step="capture them for this batch too",
+                f"images {given} for stages captured with {own}",
+                next_step="capture them for such a batch too",
             )
         self._images.copy_(images)
         self._next = 0
@@ -88,6 +88,10 @@ class ReplayedStages(AnytimeNetwork):
             self._answers[number] = Answer(answer.logits, (), answer.macs)
 
         return stage
+
+
+def _kind(images: torch.Tensor) -> str:
+    return f"{tuple(images.shape)} {images.dtype} on {images.device}"
 
 
 def replayed_or_why(net: AnytimeNetwork, images: torch.Tensor) -> Tuple[AnytimeNetwork, str]:
