@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jobs import ENDED
 
-__all__ = ["ARRAYS_BYTES", "pack", "pack_arrays"]
+__all__ = ["ARRAYS_BYTES", "EVENTS", "pack", "pack_arrays"]
 
 #: What comes back of a job's folder, beside its tables and its log.
 PACKED = frozenset(
@@ -26,7 +26,7 @@ PACKED = frozenset(
 )
 #: What comes back of a run that has no record yet: one can be made from that, should the host be
 #: gone before the run ends.
-UNRECORDED = "events.jsonl"
+EVENTS = "events.jsonl"
 #: Bytes of an archive of arrays: such files travel singly, and the largest have to be cut.
 ARRAYS_BYTES = 15 << 20
 
@@ -39,7 +39,7 @@ def pack(out: Path, file: Path) -> None:
         for path in sorted(out.rglob("*")):
             if not path.is_file() or path == file:
                 continue
-            unrecorded = path.name == UNRECORDED and not (path.parent / "record.json").is_file()
+            unrecorded = path.name == EVENTS and not (path.parent / "record.json").is_file()
             if unrecorded or path.name in PACKED or path.suffix in (".csv", ".txt"):
                 body = path.read_bytes()
                 member = tarfile.TarInfo(str(path.relative_to(out)))

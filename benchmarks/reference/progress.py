@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from jobs import DROPPED, RUNNING
+from packing import EVENTS
 
 __all__ = ["running", "runs"]
 
-#: In a run's folder, a line each.
-EVENTS = "events.jsonl"
 #: The pace is that of the last so many seconds: what shares a GPU comes and goes.
 RECENT_S = 120.0
 

@@ -102,7 +102,7 @@ def _deadlines(ctx: RowContext, net: AnytimeNetwork, images: torch.Tensor, way: 
         ctx.checkpoints.save(_state(way, times, results, noted.reasons))
         ctx.progress(len(results), count, "deadlines")
     found = kept(results, times)
-    late = [each.seconds > each.limit for each in results]
+    late = [each > 0 for each in found.overshoot]
     ctx.fact("deadline_missed", [sum(late[at : at + _WINDOW]) for at in range(0, count, _WINDOW)])
     ctx.fact("stage_seconds", list(times.typical))
     ctx.fact("stage_seconds_safe", list(times.safe))

@@ -24,3 +24,11 @@ def quick_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     from narrowgauge_lab import facts
 
     monkeypatch.setattr(facts, "gather", lambda env: INSIDE)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of a CPU, which replay what was captured."""
+    from exit_cases import record_graphs
+
+    record_graphs(monkeypatch)

@@ -21,8 +21,8 @@ except ImportError:  # torch 1.8, which has no CUDA graphs either
     TorchDispatchMode = None
 
 __all__ = [
-    "Fresh", "Recorded", "Told", "Toy", "fresh", "logits_of", "record_graphs", "require_mixed",
-    "splitting", "toy",
+    "Fresh", "Recorded", "Told", "Toy", "fresh", "images", "logits_of", "record_graphs",
+    "require_mixed", "splitting", "toy",
 ]  # fmt: skip
 
 
@@ -80,6 +80,11 @@ class Told(AnytimeNetwork):
     def images(self) -> torch.Tensor:
         """One for each sample that it was told of."""
         return torch.arange(self.logits.shape[1]).float().reshape(-1, 1, 1, 1)
+
+
+def images(batch: int, seed: int = 4) -> torch.Tensor:
+    """For `Toy`."""
+    return torch.randn(batch, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
 
 
 def toy(exits: int = 3, seed: int = 0) -> Toy:

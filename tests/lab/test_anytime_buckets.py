@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exit_cases import fresh, record_graphs, require_mixed, splitting, toy
+from exit_cases import fresh, require_mixed, splitting, toy
 
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
 from narrowgauge_lab.anytime.adaptive import Adaptive, adaptive
@@ -50,12 +50,6 @@ def test_who_goes_on_stands_in_front_and_the_rest_points_nowhere() -> None:
     assert packed.rest.tolist() == [4] * 5
     packed.fill((state,), (torch.zeros(4),), torch.arange(4), torch.ones(4, dtype=torch.bool))
     assert packed.rest.tolist() == [0, 1, 2, 3, 4]
-
-
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs of a CPU, which replay what was captured."""
-    record_graphs(monkeypatch)
 
 
 def images(batch: int, seed: int = 2) -> torch.Tensor:

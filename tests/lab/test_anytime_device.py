@@ -12,7 +12,7 @@ from typing import Iterator, List, Sequence, Union
 
 import pytest
 import torch
-from exit_cases import Toy, fresh, record_graphs, require_mixed, splitting, toy
+from exit_cases import Toy, fresh, images, require_mixed, splitting, toy
 
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
 from narrowgauge_kernels.sparse.errors import DeviceError
@@ -431,16 +431,6 @@ def test_the_layouts_are_those_of_cuda_h() -> None:
     assert conditional._Conditional.bodies.offset == 32
     assert ctypes.sizeof(conditional._Kernel) == 56
     assert conditional._Kernel.parameters.offset == 40
-
-
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs of a CPU, which replay what was captured."""
-    record_graphs(monkeypatch)
-
-
-def images(batch: int, seed: int = 4) -> torch.Tensor:
-    return torch.randn(batch, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
 
 
 def ran(stages: CapturedStages) -> List[int]:

@@ -13,7 +13,7 @@ from typing import Any, List, Sequence, Tuple
 
 import pytest
 import torch
-from exit_cases import fresh, record_graphs, require_mixed, splitting, toy
+from exit_cases import fresh, images, record_graphs, require_mixed, splitting, toy
 from fused_cases import (
     COSTS,
     KINDS,
@@ -222,10 +222,6 @@ def test_spoilt_samples_are_packed_too_and_the_last_stage_packs_nobody(launch: L
     assert outcome.macs.tolist() == [0.5 + each for each in range(30)] + [0.5]
     for was, now in zip(before, vars(order).values()):
         assert torch.equal(was, now)
-
-
-def images(batch: int, seed: int = 4) -> torch.Tensor:
-    return torch.randn(batch, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
 
 
 def require_alike(got: Adaptive, wanted: Adaptive) -> None:
@@ -443,11 +439,6 @@ class TestWhyTheOperatorsDecide:
         policy = parse("margin:0")
         found = fused.fused_or_why(policy, COSTS, torch.zeros(2, 10))
         assert found == (None, "torch's operators decide: the driver refused: told")
-
-
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    record_graphs(monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import List
 
 import pytest
 import torch
-from exit_cases import Told, Toy, fresh, record_graphs, require_mixed, splitting, toy
+from exit_cases import Told, Toy, fresh, images, require_mixed, splitting, toy
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab.anytime.adaptive import adaptive
@@ -16,15 +16,6 @@ from narrowgauge_lab.anytime.costs import exit_costs
 from narrowgauge_lab.anytime.deadline import deadline, measure_stages
 from narrowgauge_lab.anytime.network import Answer, State
 from narrowgauge_lab.anytime.replayed import ReplayedStages, replayed_or_why
-
-
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    record_graphs(monkeypatch)
-
-
-def images(batch: int, seed: int = 4) -> torch.Tensor:
-    return torch.randn(batch, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
 
 
 def replays(stages: ReplayedStages) -> List[int]:

@@ -29,13 +29,11 @@ from narrowgauge_lab.anytime.costs import ExitCosts
 from narrowgauge_lab.anytime.fused import MOST_SIZES, Order, Outcome, fused_or_why
 from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State
 from narrowgauge_lab.anytime.policies import Memory, Policy
-from narrowgauge_lab.anytime.stage_graphs import new_graph, warmed_up
-from narrowgauge_lab.graphs import capture_or_say
+from narrowgauge_lab.anytime.stage_graphs import captured_in_turn, stage_names
 
 __all__ = ["BucketedExits", "Packed", "ladder"]
 
 _STEPS = 8
-_WARM_UP = 2
 _BY_DEVICE = "compaction by captured batch sizes, the device chooses by conditional graph nodes"
 _BY_HOST = "compaction by captured batch sizes, one host read for each exit"
 
@@ -115,7 +113,7 @@ class BucketedExits:
             self._inputs, self._logits = self._buffers()
             everybody = self._logits[: self._batch]
             self._fused, decides = fused_or_why(self._policy, costs, everybody)
-            self._graphs = self._captured(torch.cuda.Stream(device))
+            self._graphs = self._captured(device)
         self._switches, why = self._switched(device, by_device)
         self.description = f"{_BY_HOST if why else _BY_DEVICE}, {decides}"
         if why:
@@ -189,30 +187,19 @@ class BucketedExits:
             logits = answer.logits
         return inputs, _one_more(logits)
 
-    def _captured(self, stream: torch.cuda.Stream) -> List[List[torch.cuda.CUDAGraph]]:
+    def _captured(self, device: torch.device) -> List[List[torch.cuda.CUDAGraph]]:
         """By stage and size; the first stage always has the whole batch."""
         sizes = [self.sizes if number else self.sizes[-1:] for number in range(self._net.exits)]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for number, each in enumerate(sizes):
-                for size in each * _WARM_UP:
-                    self._stage(number, size)
-        torch.cuda.current_stream().wait_stream(stream)
-        warmed_up(self._images.device)
-        pool = torch.cuda.graph_pool_handle()
-        made: List[List[torch.cuda.CUDAGraph]] = []
-        for number, each in enumerate(sizes):
-            made.append([])
-            for size in each:
-                graph = new_graph()
-                said = capture_or_say(
-                    f"stage {number} of the network for {size} images",
-                    "adaptive() captures nothing",
-                )
-                with said, torch.cuda.graph(graph, pool=pool, stream=stream):
-                    self._stage(number, size)
-                made[-1].append(graph)
-        return made
+        pieces = [(number, size) for number, each in enumerate(sizes) for size in each]
+        stages = stage_names(self._net.exits)
+        names = [f"{stages[number]} for {size} images" for number, size in pieces]
+        graphs = iter(
+            captured_in_turn(
+                names, device, lambda: lambda place: self._stage(*pieces[place]),
+                "adaptive() captures nothing",
+            )
+        )  # fmt: skip
+        return [[next(graphs) for _ in each] for each in sizes]
 
     def _stage(self, number: int, size: int) -> None:
         """From this stage's input to the next one's."""

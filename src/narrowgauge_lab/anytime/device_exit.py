@@ -28,7 +28,7 @@ from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
 from narrowgauge_lab.anytime.fused import Outcome, fused_or_why
 from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State
 from narrowgauge_lab.anytime.policies import Memory, Policy
-from narrowgauge_lab.anytime.stage_graphs import captured_in_turn
+from narrowgauge_lab.anytime.stage_graphs import captured_in_turn, stage_names
 from narrowgauge_lab.graphs import CaptureError
 
 __all__ = [
@@ -67,7 +67,10 @@ class CapturedStages:
             if self._fused is not None and self._fused.sets_conditions:
                 self.cells = torch.zeros(net.exits, dtype=torch.int64, device=device)
             self.graphs = captured_in_turn(
-                net.exits, device, self._pass, "the passes run without graphs: EagerExits"
+                stage_names(net.exits),
+                device,
+                self._pass,
+                "the passes run without graphs: EagerExits",
             )
 
     def load(self, images: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ import torch
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
 from narrowgauge_lab.anytime.adaptive import require_capturable
 from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State
-from narrowgauge_lab.anytime.stage_graphs import captured_in_turn
+from narrowgauge_lab.anytime.stage_graphs import captured_in_turn, stage_names
 from narrowgauge_lab.graphs import CaptureError
 
 __all__ = ["ReplayedStages", "replayed_or_why"]
@@ -42,7 +42,10 @@ class ReplayedStages(AnytimeNetwork):
         self._next = 0
         with torch.no_grad():
             self._graphs = captured_in_turn(
-                net.exits, images.device, lambda: self._pass(net), "deadline() takes any network"
+                stage_names(net.exits),
+                images.device,
+                lambda: self._pass(net),
+                "deadline() takes any network",
             )
         self.eval()
 
