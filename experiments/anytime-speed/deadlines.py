@@ -91,7 +91,8 @@ def _deadlines(ctx: RowContext, net: AnytimeNetwork, images: torch.Tensor, way: 
         noted.invalid(reason)
     # A row that is resumed has its times, but what is first about stages is over then for it too.
     passes = ctx.parameters["profile_passes"] if times is None else 1
-    measured = measure_stages(net, images, passes)
+    with without_collector():
+        measured = measure_stages(net, images, passes, quantile=ctx.parameters["quantile"])
     times = measured if times is None else times
     wanted = spans(times, count, ctx.seed)
     ctx.fact("deadlines_resumed", len(results))
@@ -175,7 +176,7 @@ def _resumed(
 
 
 def spans(times: StageTimes, count: int, seed: int) -> List[float]:
-    """Seconds, evenly from what the first answer takes at most."""
+    """Seconds, evenly from what the first answer is planned with."""
     generator = torch_compat.generator_for(torch.device("cpu"), seed)
     first, last = times.safe[0], max(times.until[-1], times.safe[0]) * _BEYOND
     drawn: List[float] = torch.rand(count, generator=generator, dtype=torch.float64).tolist()

@@ -4,10 +4,11 @@ these is a measurement."""
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import pytest
 import torch
@@ -134,7 +135,7 @@ def told_deadlines(monkeypatch: pytest.MonkeyPatch, stop_at: int = 0) -> List[fl
         return Timely(torch.zeros(1, 2), 1, ms == 0, ms / 1e3 + late, ms / 1e3)
 
     monkeypatch.setattr(module, "deadline", told)
-    monkeypatch.setattr(module, "measure_stages", lambda *given: TIMES)
+    monkeypatch.setattr(module, "measure_stages", lambda *given, **named: TIMES)
     monkeypatch.setattr(module, "_WINDOW", 8)
     return limits
 
@@ -163,7 +164,7 @@ def test_a_row_that_was_killed_goes_on_after_its_last_window(
 ) -> None:
     """Times and answers of stages that ran another way are of something else."""
     module = SPEED.module("deadlines")
-    plan = SPEED.job("net=nested", "measure=deadlines", "deadlines=20").rows[0]
+    plan = SPEED.job("net=nested", "measure=deadlines", "deadlines=20", "quantile=0.75").rows[0]
     wanted = module.spans(TIMES, 20, plan.seed)
     said: List[dict] = []
 
@@ -182,17 +183,20 @@ def test_a_row_that_was_killed_goes_on_after_its_last_window(
         assert first == pytest.approx(wanted[:19])
         second = told_deadlines(monkeypatch)
         monkeypatch.setattr(module, "replayed_or_why", lambda net, images: (net, way))
-        passes: List[int] = []
-        monkeypatch.setattr(
-            module, "measure_stages", lambda net, images, count: passes.append(count) or TIMES
-        )
+        passes: List[Tuple[int, float, bool]] = []
+
+        def timed(net: None, images: torch.Tensor, count: int, quantile: float) -> StageTimes:
+            passes.append((count, quantile, gc.isenabled()))
+            return TIMES
+
+        monkeypatch.setattr(module, "measure_stages", timed)
         ctx, again = row(resume=True), []
         monkeypatch.setattr(ctx, "invalid", again.append)
         monkeypatch.setattr(module, "steadily", lambda ctx, measure, *given, **named: measure())
         module.deadlines(ctx, subject)
     # Two windows of eight were kept; the third is done anew, and 0 is the last one asked for.
     assert second == pytest.approx([*wanted[kept:], 0.0])
-    assert passes == [1 if kept else plan.parameters["profile_passes"]]
+    assert passes == [(1 if kept else plan.parameters["profile_passes"], 0.75, False)]
     assert {"deadline_misses": 5 / 20} in said
     assert again == (["spoilt", "spoilt"] if kept else []), "what was spoilt stays so"
     state = ctx.checkpoints.load()

@@ -20,7 +20,6 @@ from narrowgauge_lab.graphs import CaptureError
 __all__ = ["ReplayedStages", "replayed_or_why"]
 
 
-# unverified: replayed stages on a GPU | no GPU since | nox -s gpu, test_anytime_device_gpu.py
 class ReplayedStages(AnytimeNetwork):
     """`net` in eval mode, captured for batches like `images` [B, C, H, W].
 
