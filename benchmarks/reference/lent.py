@@ -3,8 +3,9 @@ files only in pieces: what runs goes on behind the commands that bring data and 
 
     python3 benchmarks/reference/lent.py begin WORK [--seconds N] [--gpus 0] [--caches FILE]
                                               LIST[+LIST…][=JOB,…][@GPUS] …
+                                              [--unfinished PIECE…]
     python3 benchmarks/reference/lent.py parts WORK PART…
-    python3 benchmarks/reference/lent.py wait WORK SECONDS --into DIR
+    python3 benchmarks/reference/lent.py wait WORK SECONDS --into DIR [--unfinished MB]
     python3 benchmarks/reference/lent.py drop WORK JOB…
 
 `begin` copies this checkout to WORK/tree, unless one is there: no later command can change that,
@@ -18,11 +19,14 @@ the list before them times something. Before lists whose jobs read data sets it 
 has brought them (parts that `narrowgauge data pack` made, in any order), for five minutes at most.
 N: after so many seconds what runs is stopped in order.
 `--caches`: what an earlier `wait` brought back, so that tiles and plans found then are known.
+`--unfinished`, after the lists: the trainings that it brought back; those of these jobs go on.
 
 `wait` returns after so many seconds, or once all has ended, and leaves in DIR: `records.tar.gz`,
 `log.txt`, and `caches.tar.gz`, the small files of the cache folder, which is WORK/cache here.
 It prints how far each job is, and how long it takes at its pace of the last minutes.
 Of a run that goes on the archive has its events: `narrowgauge_lab record` makes a record of them.
+`--unfinished`: the newest checkpoints of trainings that have not ended, the smallest first, in so
+many MB, as `unfinished.1-of-3` and so on, for another host.
 Its exit code is 0 once all has ended, however it did (WORK/ended has the worst code), 3 before.
 
 `drop` ends jobs that will not be through in time, in order, so that their lanes take the next ones.
@@ -45,6 +49,7 @@ from pathlib import Path
 from jobs import DROPPED, Job, ListError, load_jobs, named, without_data
 from packing import pack
 from progress import running, runs
+from unfinished import pack_unfinished, restore_unfinished
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -106,6 +111,8 @@ def _begin(options: argparse.Namespace) -> int:
     (work / CACHE).mkdir(exist_ok=True)
     if options.caches:
         _restore(options.caches, work / CACHE)
+    if options.unfinished:
+        print(f"go on: {', '.join(restore_unfinished(options.unfinished, work / RUNS))}")
     words = [sys.executable, str(script), "run", str(work), "--gpus", options.gpus]
     words += ["--seconds", str(options.seconds), *options.lists]
     env = {**os.environ, "XDG_CACHE_HOME": str(work / CACHE), "PYTHONUNBUFFERED": "1"}
@@ -201,6 +208,10 @@ def _wait(options: argparse.Namespace) -> int:
         print((work / LOG).read_text(errors="replace")[-8000:])
     for line in running(work / RUNS):
         print(line)
+    if options.unfinished:
+        kept, left = pack_unfinished(work / RUNS, options.into, int(options.unfinished * 1e6))
+        for line in (*(f"kept: {each}" for each in kept), *(f"no room: {each}" for each in left)):
+            print(line)
     return 0 if (work / ALL_ENDED).is_file() else GOES_ON
 
 
@@ -220,10 +231,12 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         made[name].add_argument("--seconds", type=float, default=1500.0)
         made[name].add_argument("--gpus", default="0")
     made["begin"].add_argument("--caches", type=Path, metavar="FILE")
+    made["begin"].add_argument("--unfinished", nargs="+", type=Path, metavar="PIECE")
     made["parts"].add_argument("parts", nargs="+", type=Path, metavar="PART")
     made["drop"].add_argument("jobs", nargs="+", metavar="JOB")
     made["wait"].add_argument("seconds", type=float, metavar="SECONDS")
     made["wait"].add_argument("--into", type=Path, required=True, metavar="DIR")
+    made["wait"].add_argument("--unfinished", type=float, default=0.0, metavar="MB")
     return parser.parse_args(arguments, argparse.Namespace(arguments=list(arguments)))
 
 

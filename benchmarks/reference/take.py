@@ -209,7 +209,8 @@ def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespac
     env.update(job.env)
     env["OUT"] = str(folder)
     if begun_on(folder) is None:
-        (folder / BEGUN).write_text(json.dumps({"gpu": gpu}) + "\n")
+        begun = {"gpu": gpu, "shares": job.shares}
+        (folder / BEGUN).write_text(json.dumps(begun) + "\n")
     begin = time.monotonic()
     with (folder / "log.txt").open("ab") as log:
         try:

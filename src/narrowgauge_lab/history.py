@@ -66,6 +66,12 @@ class History:
             values = self.values[name][first:]
             ctx.metric(name, values, unit=unit, source=source or self.clock, index="epoch")
 
+    def forget_times(self) -> None:
+        """Neither tell of the times of the epochs until now nor take those of later ones."""
+        for name in _TIMES:
+            self._declared.pop(name, None)
+            self.values.pop(name, None)
+
     def state_dict(self) -> Dict[str, Any]:
         return {"clock": self.clock, "values": {k: list(v) for k, v in self.values.items()}}
 

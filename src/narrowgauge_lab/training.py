@@ -149,7 +149,7 @@ class Training:
         self.epoch = 0
         #: How steps ran, as far as that was said.
         self.graphs_ran = ""
-        self.checkpoints = TrainingCheckpoints()
+        self.checkpoints = TrainingCheckpoints(ctx)
         self._shown_at = 0.0
         self._batches: Sequence[torch.Tensor] = ()
         #: Where a plan's epoch failed, in words.

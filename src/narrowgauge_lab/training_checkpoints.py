@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Dict
+from typing import TYPE_CHECKING, Any, Dict, List
 
-from narrowgauge_lab import checkpoint
+import torch
+
+from narrowgauge_lab import checkpoint, facts
 from narrowgauge_lab.context import RowContext
 
 if TYPE_CHECKING:
@@ -21,11 +23,14 @@ class TrainingCheckpoints:
     """Those of one `Training`, which is read and set through its public attributes, and not kept:
     the two would keep each other's tensors until Python looks for cycles."""
 
-    def __init__(self) -> None:
+    def __init__(self, ctx: RowContext) -> None:
+        self._here = _circumstances(ctx)
         self._saved_at = self._began = time.monotonic()
         self._save_took = 0.0
         #: Seconds that this row took in the processes before a resume.
         self._seconds_before = 0.0
+        #: In what the circumstances of those differ, in words.
+        self._elsewhere: List[str] = []
 
     def resume(self, training: Training) -> None:
         """Go on from the row's checkpoint, if there is one to go on from. Raises
@@ -51,6 +56,7 @@ class TrainingCheckpoints:
         checkpoint.set_random_state(state["random"], training.generators)
         training.epoch = state["epoch"]
         training.history.load_state_dict(state["history"])
+        self._say_where_it_began(training, state)
         # The row began anew in the record: what the epochs before gave has to be said again.
         training.history.emit(ctx)
         training.graphs_ran = state.get("graphs_ran", "")  # older versions' checkpoints lack it
@@ -61,6 +67,20 @@ class TrainingCheckpoints:
         # The row's own duration is of its last process only.
         ctx.fact("seconds_before_resume", self._seconds_before)
         ctx.fact("world_size_before_resume", state["world_size"])
+
+    def _say_where_it_began(self, training: Training, state: Dict[str, Any]) -> None:
+        """Of a checkpoint that was carried here without the run's events, whose circumstances a
+        resume compares: the fact `began_elsewhere`, and no times, which would be of both places."""
+        before = state.get("circumstances", self._here)  # older versions' checkpoints lack them
+        self._elsewhere = list(state.get("elsewhere", ()))
+        self._elsewhere += [
+            f"{name} {before[name]} until epoch {state['epoch']}, {now} from there on"
+            for name, now in self._here.items()
+            if before[name] != now
+        ]
+        if self._elsewhere:
+            training.history.forget_times()
+            training.ctx.fact("began_elsewhere", self._elsewhere)
 
     def save_if_due(self, training: Training) -> None:
         """Write a checkpoint, unless the last one is young or nothing is left to do."""
@@ -81,6 +101,8 @@ class TrainingCheckpoints:
         scale = training.step.loss_scale
         return {
             "identity": _identity(training.ctx),
+            "circumstances": self._here,
+            "elsewhere": list(self._elsewhere),
             "epoch": training.epoch,
             "world_size": training.group.size,
             "seconds": self._seconds_before + time.monotonic() - self._began,
@@ -97,3 +119,13 @@ def _identity(ctx: RowContext) -> Dict[str, Any]:
     """What a checkpoint belongs to; the number of processes may be another after a restart."""
     parameters = {k: v for k, v in ctx.parameters.items() if k != "nproc"}
     return {"seed": ctx.seed, "parameters": parameters}
+
+
+def _circumstances(ctx: RowContext) -> Dict[str, str]:
+    """What trains here: one record says it once, of its last process."""
+    cuda = ctx.device.type == "cuda"
+    return {
+        "accelerator": torch.cuda.get_device_name(ctx.device) if cuda else "none",
+        "torch": str(torch.__version__),
+        "source": facts.source_hash()[:12],
+    }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 import numpy as np
 import pytest
@@ -141,6 +142,7 @@ def test_killed_and_resumed_is_bitwise_the_same_as_never_killed(
     row = case.row()
     assert row.status is Status.COMPLETE
     assert row.facts["resumed_after_epoch"] == killed_in_epoch - 1
+    assert "began_elsewhere" not in row.facts
     for metric in whole.row().metrics:
         values = case.values(metric.name)
         assert len(values) == 4
@@ -160,6 +162,39 @@ def test_killed_twice_and_resumed_twice_is_the_same_too(tmp_path: Path) -> None:
 
     _assert_equal_states(expected, _state(resumed))
     assert case.values("train_loss") == whole.values("train_loss")
+
+
+@pytest.mark.parametrize("killed_in_epoch", [(2,), (2, 3)])
+def test_what_was_carried_to_another_host_says_where_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_in_epoch: Tuple[int, ...]
+) -> None:
+    """Checkpoints without the run's events; weights are the same, and times of two places none."""
+    whole = Case(tmp_path / "whole")
+    expected = _state(whole.train(recipe(epochs=4)))
+    sources = [f"{number}" * 64 for number in range(3)]
+    case = Case(tmp_path / "0")
+    facts, trained = training_checkpoints.facts, 0
+    for number, epoch in enumerate(killed_in_epoch):
+        monkeypatch.setattr(facts, "source_hash", lambda at=number: sources[at])
+        fail_at = 5 * (epoch - 1 - trained) + 3
+        trained = epoch - 1
+        with pytest.raises(KeyboardInterrupt):
+            case.train(recipe(epochs=4), fail_at=fail_at, resume=bool(number))
+        there = Case(tmp_path / f"{number + 1}")
+        shutil.copytree(case.out / "checkpoints", there.out / "checkpoints")
+        case = there
+    last = len(killed_in_epoch)
+    monkeypatch.setattr(facts, "source_hash", lambda: sources[last])
+
+    resumed = case.train(recipe(epochs=4), resume=True)
+
+    _assert_equal_states(expected, _state(resumed))
+    assert case.row().facts["began_elsewhere"] == [
+        f"source {sources[at][:12]} until epoch {epoch - 1}, {sources[at + 1][:12]} from there on"
+        for at, epoch in enumerate(killed_in_epoch)
+    ]
+    assert case.values("test_loss") == whole.values("test_loss")
+    assert not {metric.name for metric in case.row().metrics} & _TIMED
 
 
 def test_a_run_that_was_not_asked_to_resume_starts_anew(tmp_path: Path) -> None:
