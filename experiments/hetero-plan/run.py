@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -22,6 +23,7 @@ from narrowgauge_contract.placement_costs import (
 from narrowgauge_lab import precision
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.layers.hetero.bus import MOST_PIECES, PIECE_BYTES
+from narrowgauge_lab.layers.hetero.elsewhere import elsewhere_by
 from narrowgauge_lab.layers.hetero.host import HostMemory
 from narrowgauge_lab.layers.hetero.locking import lock_pages
 from narrowgauge_lab.layers.passes import PRECISIONS, missing
@@ -87,11 +89,12 @@ def _measured(ctx: RowContext, what: Subject) -> Costs:
     _lock_pages(ctx)
     made = _per_layer(ctx, by, shapes, wanted)
     ctx.progress(3, 6, "parts", "segments")
-    between = segments(by, what, layers, shapes, 20 * seconds)
+    on_cpu_by = elsewhere_by(parse_plan(BUILTIN["hetero-fp32"], "hetero-plan"))
+    between = segments(by, what, layers, shapes, 20 * seconds, on_cpu_by)
     ctx.progress(4, 6, "parts", "copies")
     converted, calls = conversions(by, wires), fixed(by)
     ctx.progress(5, 6, "parts", "steps")
-    steps, most = _steps(ctx, what, wanted)
+    steps, most = _steps(ctx, what, wanted, on_cpu_by)
     ctx.progress(6, 6, "parts")
     return Costs(
         format=FORMAT,
@@ -116,6 +119,7 @@ def _measured(ctx: RowContext, what: Subject) -> Costs:
         segments=between,
         fixed=calls,
         steps=steps,
+        elsewhere_by=on_cpu_by,
     )
 
 
@@ -136,14 +140,18 @@ def _per_layer(
 
 
 def _steps(
-    ctx: RowContext, what: Subject, wanted: Sequence[str]
+    ctx: RowContext, what: Subject, wanted: Sequence[str], on_cpu_by: str
 ) -> Tuple[Tuple[StepCost, ...], Optional[int]]:
-    """Whole steps of built-in plans in turn, and what the one all on a GPU takes of its memory."""
+    """Whole steps of built-in plans in turn, and what the one all on a GPU takes of its memory.
+    That all on the CPU has the operators that segments there were measured with."""
     steppers: Dict[str, Stepper] = {}
     most = None
     for name in ("cpu", "accelerator", *(f"hetero-{each}" for each in wanted)):
+        plan = parse_plan(BUILTIN[name], name)
+        if plan.elsewhere == "cpu":
+            plan = dataclasses.replace(plan, elsewhere_by=on_cpu_by)
         try:
-            steppers[name] = Stepper(what, parse_plan(BUILTIN[name], name), ctx.device)
+            steppers[name] = Stepper(what, plan, ctx.device)
         except NotApplicableError as error:
             ctx.log(f"no steps by {name}: {error.what}")
             continue

@@ -17,6 +17,7 @@ from torch import nn
 
 from narrowgauge_contract.placement_costs import PlacedLayer, SegmentCost, Shape
 from narrowgauge_lab.errors import HeldTooLongError
+from narrowgauge_lab.layers.hetero.elsewhere import place_elsewhere
 from narrowgauge_lab.measure import samplers
 from narrowgauge_lab.optim import SGD
 
@@ -115,15 +116,17 @@ def segments(
     layers: Sequence[PlacedLayer],
     shapes: Sequence[Shape],
     seconds: float,
+    on_cpu_by: str,
 ) -> Tuple[SegmentCost, ...]:
-    """Every segment of the network's step on the CPU and on the accelerator, each measured for some
-    `seconds`, half of them on the way there and half on the way back.
+    """Every segment of the network's step on the CPU, by whose operators `on_cpu_by` says, and on
+    the accelerator, each measured for some `seconds`, half of them on the way there and half on the
+    way back.
 
     Where its launches are too many to be hidden, `by` hides none from then on, and says so.
     """
     sides = {
-        name: StubbedStep(what, layers, shapes, CPU if name == "cpu" else by.device)
-        for name in ("cpu", "accelerator")
+        "cpu": StubbedStep(what, layers, shapes, CPU, by=on_cpu_by),
+        "accelerator": StubbedStep(what, layers, shapes, by.device),
     }
     taken: Dict[str, Dict[_Key, List[Tuple[float, float]]]] = {name: {} for name in sides}
     for name in (*sides, *reversed(list(sides))):
@@ -135,7 +138,8 @@ def segments(
 
 
 class StubbedStep:
-    """A network's training step whose layers are stubs; `optimizer` makes what updates a model."""
+    """A network's training step whose layers are stubs; `optimizer` makes what updates a model,
+    `by` says whose operators run between them."""
 
     def __init__(
         self,
@@ -144,10 +148,12 @@ class StubbedStep:
         shapes: Sequence[Shape],
         device: torch.device,
         optimizer: Callable[[nn.Module], Any] = lambda model: SGD(model, 0.0),
+        by: str = "torch",
     ) -> None:
         self.device, self.clock = device, _Clock(device)
         self._model = copy.deepcopy(what.model).to(device)
         _put_stubs(self._model, layers, shapes, self.clock)
+        place_elsewhere(self._model, by)
         self._images, self._labels = what.images.to(device), what.labels.to(device)
         self._optimizer = optimizer(self._model)
         self._last = layers[-1].name

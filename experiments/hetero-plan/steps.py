@@ -111,7 +111,9 @@ def all_plans(layers: Sequence[PlacedLayer], granularity: str) -> Tuple[Taken, .
     for chosen in itertools.product(*places):
         code = ".".join(letters for letters, _ in chosen)
         named = tuple((layer.name, placed) for layer, (_, placed) in zip(layers, chosen))
-        plan = PlacementPlan(f"all-{code}", "cpu", named, _layer("ccc"), Transfers())
+        plan = PlacementPlan(
+            f"all-{code}", "cpu", named, _layer("ccc"), Transfers(), elsewhere_by="kernels"
+        )
         found.append(Taken(code, plan))
     return tuple(found)
 

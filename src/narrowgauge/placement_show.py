@@ -31,6 +31,8 @@ def print_plan(plan: PlacementPlan, value: str, console: Console) -> None:
         f"elsewhere: {plan.elsewhere} (batch normalisation, activations, pooling, loss, weights,"
         " optimiser)"
     )
+    if plan.elsewhere_by == "kernels":
+        console.print("elsewhere_by: kernels (batch normalisation; the others are torch's)")
     if plan.convolutions_only:
         console.print("convolutions_only: linear layers stay elsewhere, whole")
     if plan.stride_bug:

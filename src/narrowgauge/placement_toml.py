@@ -16,6 +16,8 @@ _WORDS = ("device", "precision", "backend")
 def plan_toml(plan: PlacementPlan) -> str:
     """The text of a file that `placement.parse_plan` reads as this very plan."""
     head = {"name": plan.name, "elsewhere": plan.elsewhere}
+    if plan.elsewhere_by != "torch":
+        head["elsewhere_by"] = plan.elsewhere_by
     flags = {"convolutions_only": plan.convolutions_only, "stride_bug": plan.stride_bug}
     sections = [_section("plan", {**head, **{key: True for key, on in flags.items() if on}})]
     sections += _placement("passes", plan.default)

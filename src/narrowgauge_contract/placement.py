@@ -23,6 +23,7 @@ __all__ = [
     "BUILTIN",
     "DEVICES",
     "ELSEWHERE",
+    "ELSEWHERE_BY",
     "NO_PLAN",
     "PASSES",
     "POLICIES",
@@ -46,6 +47,8 @@ PASSES = ("forward", "input_grad", "weight_grad")
 #: `accelerator` is the row's device, whatever that is; `dla` is NVIDIA's, beside a Tegra's GPU.
 DEVICES = ("cpu", "accelerator", "dla")
 ELSEWHERE = ("cpu", "accelerator")
+#: Whose operators run there: torch's, or the kernels' where they have one.
+ELSEWHERE_BY = ("torch", "kernels")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "int8", "fp8")
 BACKENDS = ("torch", "tensorrt", "faithful")
 POLICIES = ("pageable", "pinned", "overlapped", "mapped", "managed")
@@ -122,7 +125,8 @@ class PlacementPlan:
 
     `elsewhere`: where all but the layers' products lives; `convolutions_only`: linear layers stay
     there whole, as the original's did; `stride_bug`: the backend `faithful` also repeats the
-    original's wrong weight gradient at stride 2.
+    original's wrong weight gradient at stride 2; `elsewhere_by`: whose operators run there, the
+    kernels' on a CPU only.
     """
 
     name: str
@@ -132,6 +136,7 @@ class PlacementPlan:
     transfers: Transfers
     convolutions_only: bool = False
     stride_bug: bool = False
+    elsewhere_by: str = "torch"
 
     def placement(self, layer: str) -> LayerPlacement:
         """Of the module with that name: the last pattern that matches wins."""
@@ -166,13 +171,16 @@ def plan_document(plan: PlacementPlan) -> Dict[str, Any]:
     """The plan as tables, lists, texts, numbers and truth values; `parse_plan` gives it back.
 
     `layers` is a list here, since their order counts and JSON with sorted keys would lose it.
+    `elsewhere_by` is left out where it is torch: plans had none once, and keep their hashes.
     """
+    by = {} if plan.elsewhere_by == "torch" else {"elsewhere_by": plan.elsewhere_by}
     return {
         "plan": {
             "name": plan.name,
             "elsewhere": plan.elsewhere,
             "convolutions_only": plan.convolutions_only,
             "stride_bug": plan.stride_bug,
+            **by,
         },
         "passes": dataclasses.asdict(plan.default),
         "transfer": dataclasses.asdict(plan.transfers),
@@ -206,7 +214,7 @@ def _parse(document: Mapping[str, Any], where: str) -> PlacementPlan:
     only(document, ("plan", "passes", "transfer", "layers"), where)
     place = f"{where} [plan]"
     head = table_of(document, "plan", where, required=True)
-    only(head, ("name", "elsewhere", "convolutions_only", "stride_bug"), place)
+    only(head, ("name", "elsewhere", "elsewhere_by", "convolutions_only", "stride_bug"), place)
     name = text_of(head, "name", place)
     if not _NAME.fullmatch(name) or name == NO_PLAN:
         raise PlanFileError(
@@ -214,6 +222,13 @@ def _parse(document: Mapping[str, Any], where: str) -> PlacementPlan:
             next_step=f"letters, digits, '.', '_' and '-', but not '{NO_PLAN}'",
         )
     elsewhere = _word(head, "elsewhere", ELSEWHERE, place)
+    elsewhere_by = _word(head, "elsewhere_by", ELSEWHERE_BY, place, "torch")
+    if elsewhere_by == "kernels" and elsewhere != "cpu":
+        raise PlanFileError(
+            f'{place}: elsewhere_by = "kernels" goes with elsewhere = "cpu" only',
+            why="the kernels have such operators for a CPU",
+            next_step="leave it out",
+        )
     passes = table_of(document, "passes", where, required=True)
     default = _layer(passes, None, f"{where} [passes", ())
     layers = tuple(
@@ -221,8 +236,11 @@ def _parse(document: Mapping[str, Any], where: str) -> PlacementPlan:
         for pattern, body, extra in _patterns(document.get("layers", {}), where)
     )
     transfers = _transfers(table_of(document, "transfer", where), f"{where} [transfer")
-    flags = (_flag(head, key, False, place) for key in ("convolutions_only", "stride_bug"))
-    plan = PlacementPlan(name, elsewhere, layers, default, transfers, *flags)
+    convolutions_only = _flag(head, "convolutions_only", False, place)
+    stride_bug = _flag(head, "stride_bug", False, place)
+    plan = PlacementPlan(
+        name, elsewhere, layers, default, transfers, convolutions_only, stride_bug, elsewhere_by
+    )
     _require_faithful(plan, place)
     return plan
 

@@ -16,13 +16,16 @@ def _document(
     wire: Mapping[str, str],
     elsewhere: str = "cpu",
     convolutions_only: bool = False,
+    elsewhere_by: str = "torch",
 ) -> Dict[str, Any]:
+    by = {} if elsewhere_by == "torch" else {"elsewhere_by": elsewhere_by}
     return {
         "plan": {
             "name": name,
             "elsewhere": elsewhere,
             "convolutions_only": convolutions_only,
             "stride_bug": False,
+            **by,
         },
         "passes": {each: dict(passes) for each in ("forward", "input_grad", "weight_grad")},
         "transfer": {**transfer, "wire": {each: wire.get(each, "fp32") for each in _TENSORS}},
@@ -39,7 +42,8 @@ def _one_device(name: str, device: str, precision: str) -> Dict[str, Any]:
 def _hetero(precision: str, wire: str) -> Dict[str, Any]:
     """The convolution and linear passes on the accelerator and all else on the CPU."""
     passes = {"device": "accelerator", "precision": precision, "backend": "torch"}
-    return _document(f"hetero-{precision}", passes, _BEST, dict.fromkeys(_TENSORS, wire))
+    wires = dict.fromkeys(_TENSORS, wire)
+    return _document(f"hetero-{precision}", passes, _BEST, wires, elsewhere_by="kernels")
 
 
 def _original(precision: str) -> Dict[str, Any]:
@@ -56,7 +60,8 @@ def _tensorrt(precision: str) -> Dict[str, Any]:
     """One engine per layer and pass, refitted only where the weights changed. Its tensors travel in
     the type that it takes."""
     passes = {"device": "accelerator", "precision": precision, "backend": "tensorrt"}
-    return _document(f"tensorrt-{precision}", passes, _PER_CALL, dict.fromkeys(_TENSORS, precision))
+    wires = dict.fromkeys(_TENSORS, precision)
+    return _document(f"tensorrt-{precision}", passes, _PER_CALL, wires, elsewhere_by="kernels")
 
 
 _BEST = {"policy": "overlapped", "resident": True, "weights": "dirty", "pieces": 0}

@@ -14,7 +14,8 @@ are seconds per call, in order, to five digits; every statistic is the reader's.
 | conversions | side, direction and wire: what is done to a tensor before and after it travels     |
 | segments    | device, direction and layer: all that runs between that layer and the next one     |
 | fixed       | name and device: what is paid per call, whatever the sizes; see `FIXED`            |
-| steps       | built-in plan: whole training steps, against which predictions are held            |
+| steps       | built-in plan: whole training steps, against which predictions are held; where all |
+|             | else is on the CPU, by the operators of `elsewhere_by`                             |
 
 `seconds` are the device's own time where its launches could be hidden (`launches_hidden`), else
 the longer of that and the host's; `host_seconds` what the host spent to queue it. On a CPU both are
@@ -27,7 +28,7 @@ import dataclasses
 import json
 from typing import Any, Optional, Tuple
 
-from narrowgauge_contract.codec import decode
+from narrowgauge_contract.codec import LATER, decode
 from narrowgauge_contract.errors import DamagedRecordError
 
 __all__ = [
@@ -195,6 +196,7 @@ class Costs:
     which is sent as a whole. `page_locked`: which CPU tensors are; `accelerator_bytes`: what a step
     takes there at most where everything lives there, as torch counted it; None where nobody did.
     Batches travel in pieces of at least `piece_bytes`, at most `most_pieces` of them.
+    `elsewhere_by`: whose operators the segments on the CPU are of (`placement.ELSEWHERE_BY`).
     """
 
     format: int
@@ -219,6 +221,7 @@ class Costs:
     segments: Tuple[SegmentCost, ...]
     fixed: Tuple[FixedCost, ...]
     steps: Tuple[StepCost, ...]
+    elsewhere_by: str = dataclasses.field(default="torch", metadata=LATER)
 
 
 def parse_costs(text: str, where: str) -> Costs:

@@ -3,6 +3,7 @@
 `python -m narrowgauge_kernels.selfcheck` on any host; each image's `verify` calls it. An operator
 is a function `f` of a module here whose reference `f_ref` is in that module's `__all__`, and
 `f_example(generator)` gives it inputs. So a new operator is checked without being listed anywhere.
+A module's `DEVICES` say where its operators are to be had; without, on all.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Operator(NamedTuple):
     function: Callable[..., Any]
     reference: Callable[..., Any]
     example: Callable[..., Tuple[Any, ...]]
+    devices: Tuple[str, ...] = ("cpu", "cuda")
 
 
 def find_operators() -> Dict[str, Operator]:
@@ -39,7 +41,8 @@ def find_operators() -> Dict[str, Operator]:
             if name.endswith("_ref"):
                 plain = name[: -len("_ref")]
                 parts = (getattr(loaded, part) for part in (plain, name, f"{plain}_example"))
-                found[plain] = Operator(plain, *parts)
+                devices = getattr(loaded, "DEVICES", ("cpu", "cuda"))
+                found[plain] = Operator(plain, *parts, devices=devices)
     return found
 
 
@@ -116,6 +119,7 @@ def check_all() -> Dict[str, float]:
         f"{name} on {device}": check(operator, device)
         for name, operator in sorted(find_operators().items())
         for device in devices
+        if device in operator.devices
     }
 
 

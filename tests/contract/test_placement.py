@@ -16,6 +16,7 @@ from narrowgauge_contract.placement import (
     BUILTIN,
     DEVICES,
     ELSEWHERE,
+    ELSEWHERE_BY,
     PASSES,
     POLICIES,
     PRECISIONS,
@@ -109,6 +110,7 @@ def test_what_is_built_in_is_a_plan_under_its_own_name(name: str) -> None:
     backends = {"original": "faithful", "tensorrt": "tensorrt"}
     assert {each.backend for each in plan.passes()} == {backends.get(kind, "torch")}
     assert plan.elsewhere == ("accelerator" if kind == "accelerator" else "cpu")
+    assert plan.elsewhere_by == ("kernels" if kind in ("hetero", "tensorrt") else "torch")
     device = "cpu" if kind == "cpu" else "accelerator"
     assert {each.device for each in plan.passes()} == {device}
 
@@ -170,9 +172,11 @@ _PLANS = st.builds(
         st.dictionaries(st.sampled_from(TENSORS), st.sampled_from(WIRES)),
     ),
 ).flatmap(
-    lambda plan: st.booleans().map(
-        lambda bug: dataclasses.replace(
-            plan, stride_bug=bug and any(each.backend == "faithful" for each in plan.passes())
+    lambda plan: st.tuples(st.booleans(), st.sampled_from(ELSEWHERE_BY)).map(
+        lambda said: dataclasses.replace(
+            plan,
+            stride_bug=said[0] and any(each.backend == "faithful" for each in plan.passes()),
+            elsewhere_by=said[1] if plan.elsewhere == "cpu" else "torch",
         )
     )
 )
@@ -195,16 +199,18 @@ def test_the_value_is_the_same_where_a_plan_acts_the_same_and_only_there() -> No
     plan = parse_plan(_mine(), "mine.toml")
     spelt_out = _mine_with("passes/backend", "torch")
     spelt_out["plan"]["stride_bug"] = False
+    spelt_out["plan"]["elsewhere_by"] = "torch"
     turned = dataclasses.replace(plan, layers=plan.layers[::-1])
     others = [
         turned,
         parse_plan(_mine_with("transfer/wire/output", "bf16"), "x"),
         parse_plan(_mine_with("layers/fc/device", "cpu"), "x"),
         parse_plan(_mine_with("transfer/pieces", 0), "x"),
+        parse_plan(_mine_with("plan/elsewhere_by", "kernels"), "x"),
     ]
 
     assert plan_value(parse_plan(spelt_out, "other.toml")) == plan_value(plan)
-    assert len({plan_value(each) for each in (plan, *others)}) == 5
+    assert len({plan_value(each) for each in (plan, *others)}) == 6
     assert plan_value(plan).startswith("mine@")
     assert not any(map(is_reference, ["mine", "mine@", "mine@3fa9c1d", "a/b@3fa9c1d2", *BUILTIN]))
 
@@ -219,6 +225,12 @@ _WRONG: List[Tuple[str, Any, str]] = [
     ("layer", {}, "unknown key 'layer'(.|\n)*did you mean 'layers'"),
     ("plan/elswhere", "cpu", "unknown key 'elswhere'(.|\n)*did you mean 'elsewhere'"),
     ("plan/elsewhere", "dla", "elsewhere is not 'dla'(.|\n)*Known: cpu, accelerator"),
+    ("plan/elsewhere_by", "kernel", "elsewhere_by is not 'kernel'(.|\n)*did you mean 'kernels'"),
+    (
+        "plan",
+        {"name": "x", "elsewhere": "accelerator", "elsewhere_by": "kernels"},
+        'goes with elsewhere = "cpu" only',
+    ),
     ("plan/name", "a,b", "'a,b' cannot be a plan's name"),
     ("plan/name", "none", "'none' cannot be a plan's name"),
     ("plan/name", 3, "lacks the text 'name'"),

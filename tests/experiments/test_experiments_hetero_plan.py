@@ -101,14 +101,14 @@ def test_the_segments_are_what_lies_between_the_layers(costs: Costs) -> None:
 
 
 def test_stubs_train_nothing_and_leave_the_network_as_it_was() -> None:
-    """All segments together are a step without its layers, and far shorter than with them."""
+    """All segments together are a step without its layers."""
     subjects, instrument = ROWS.module("subjects"), ROWS.module("instrument")
     what = subjects.subject("resnet20", 2, 0)
     before = {name: value.clone() for name, value in what.model.state_dict().items()}
     layers, shapes = subjects.layers_of(what)
 
     by = instrument.Instrument(CPU, 0.001)
-    found = ROWS.module("segments").segments(by, what, layers, shapes, 0.001)
+    found = ROWS.module("segments").segments(by, what, layers, shapes, 0.001, "kernels")
 
     assert len(layers) == 20
     assert len(shapes) == 7

@@ -186,6 +186,10 @@ def test_a_plan_of_a_file_is_shown_with_every_pass_and_transfer(cli: Cli) -> Non
     ):
         assert line in cells
     assert "the last one counts" in out
+    assert "elsewhere_by" not in out
+    assert (
+        "elsewhere_by: kernels (batch normalisation" in cli("placement", "show", "hetero-fp32")[1]
+    )
 
 
 def test_a_plan_on_one_device_says_that_nothing_travels(cli: Cli) -> None:
@@ -265,6 +269,7 @@ def test_any_pattern_survives_toml(layers: dict[str, LayerPlacement], resident: 
         Transfers(resident=resident, pieces=3, wire={"output": "bf16"}),
         convolutions_only=resident,
         stride_bug=True,
+        elsewhere_by="kernels" if resident else "torch",
     )
 
     assert parse_plan(tomllib.loads(plan_toml(plan)), "x") == plan

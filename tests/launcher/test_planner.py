@@ -41,6 +41,25 @@ def _devices(found: Found) -> dict[str, set[str]]:
     }
 
 
+def test_a_plan_has_the_operators_that_the_costs_are_of() -> None:
+    """On a CPU; nobody measured the kernels' on an accelerator."""
+    by_kernels = costs(elsewhere_by="kernels")
+    on_cpu = plan_of(Planner(by_kernels).fastest(Asked("cpu")))
+    on_gpu = plan_of(Planner(by_kernels).fastest(Asked("accelerator")))
+
+    assert (on_cpu.elsewhere, on_cpu.elsewhere_by) == ("cpu", "kernels")
+    assert (on_gpu.elsewhere, on_gpu.elsewhere_by) == ("accelerator", "torch")
+    assert plan_of(Planner(costs()).fastest(Asked("cpu"))).elsewhere_by == "torch"
+    assert parse_plan(plan_document(on_cpu), "x") == on_cpu
+
+
+def test_costs_from_before_are_of_torchs_operators() -> None:
+    made = json.loads(dumps(costs(elsewhere_by="kernels")))
+    assert parse_costs(json.dumps(made), "x").elsewhere_by == "kernels"
+    del made["elsewhere_by"]
+    assert parse_costs(json.dumps(made), "x").elsewhere_by == "torch"
+
+
 def test_the_costs_of_a_file_are_what_was_written() -> None:
     made = with_steps(costs(), cpu=0.01)
 

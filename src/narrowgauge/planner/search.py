@@ -45,12 +45,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Found:
-    """The fastest decision, what it takes, and what it was chosen by."""
+    """The fastest decision, what it takes, and what it was chosen by; `elsewhere_by`: whose
+    operators everything else was measured with."""
 
     variant: Variant
     instance: Instance
     decisions: Mapping[str, Decision]
     predicted: Predicted
+    elsewhere_by: str = "torch"
 
 
 def precisions_of(text: str) -> tuple[str, ...]:
@@ -83,7 +85,8 @@ class Planner:
                 continue
             predicted = predict(instance, solved.decisions)
             if best is None or predicted.seconds < best.predicted.seconds:
-                best = Found(variant, instance, solved.decisions, predicted)
+                by = self.costs.elsewhere_by if variant.elsewhere == "cpu" else "torch"
+                best = Found(variant, instance, solved.decisions, predicted, by)
         if best is None:
             raise self._refusal(asked, machine)
         return best
@@ -218,7 +221,9 @@ def plan_of(found: Found, name: str = _NAME) -> PlacementPlan:
         resident=variant.resident,
         wire=dict.fromkeys(TENSORS, variant.wire),
     )
-    return PlacementPlan(name, variant.elsewhere, named, default, moved)
+    return PlacementPlan(
+        name, variant.elsewhere, named, default, moved, elsewhere_by=found.elsewhere_by
+    )
 
 
 def _placement(decision: Decision) -> LayerPlacement:

@@ -18,6 +18,7 @@ from narrowgauge_contract.errors import (
 )
 from narrowgauge_contract.placement import PASSES, LayerPlacement, PlacementPlan
 from narrowgauge_lab.layers.hetero.bus import Bus, require_policy
+from narrowgauge_lab.layers.hetero.elsewhere import elsewhere_by, place_elsewhere
 from narrowgauge_lab.layers.hetero.ledger import Ledger
 from narrowgauge_lab.layers.hetero.modules import HeteroConv2d, HeteroLinear
 from narrowgauge_lab.layers.hetero.overflow import OverflowWatch
@@ -48,7 +49,8 @@ class Converted:
     they stay torch's own. `native_precision` is that precision (fp32 or tf32), which whoever trains
     sets by `tf32_flags.allow_tf32`. Where no layer is native it is that of all placed float32
     products, which set it by themselves where it is not set, at some 80 us a product; empty where
-    they have none or both.
+    they have none or both. `elsewhere_by`: whose operators run where everything else lives, and
+    `normalised`: how many batch normalisations are the kernels'.
     """
 
     model: nn.Module
@@ -58,6 +60,8 @@ class Converted:
     native: Tuple[str, ...]
     native_precision: str
     runners: Tuple[Runner, ...]
+    elsewhere_by: str
+    normalised: int
 
     @property
     def ledger(self) -> Ledger:
@@ -101,6 +105,8 @@ class Converted:
             "native": len(self.native),
             "native_precision": self.native_precision,
             "left_alone": [dataclasses.asdict(each) for each in self.left_alone],
+            "elsewhere_by": self.elsewhere_by,
+            "normalised_by_kernels": self.normalised,
             "products": {runner.layer: runner.products() for runner in self.runners},
         }
 
@@ -122,7 +128,8 @@ def convert(
     ledger: Optional[Ledger] = None,
 ) -> Converted:
     """Place the layers of `model`, in place: each stays the same object, with its parameters,
-    hooks, names and places, and changes its class. One that was converted before is placed anew.
+    hooks, names and places, and changes its class; batch normalisations do too, where the plan has
+    the kernels' (`elsewhere_by`). One that was converted before is placed anew.
 
     `ledger`: with one that keeps something, native layers are placed too, so that it sees them.
     Raises, and then has changed nothing: UnknownNameError for a pattern that matches no layer,
@@ -160,9 +167,10 @@ def convert(
         raise _refusal(plan, refused)
     for name, module, _ in layers:
         _place(module, runners.get(name))
+    by = elsewhere_by(plan)
     return Converted(
         model, bus, tuple(placements), tuple(left_alone), tuple(native), precision,
-        tuple(runners.values()),
+        tuple(runners.values()), by, place_elsewhere(model, by),
     )  # fmt: skip
 
 

@@ -1,0 +1,99 @@
+"""Batch normalisation of training on a CPU: reference, autograd, and public function.
+
+| name     | shape       | meaning                                                             |
+|----------|-------------|---------------------------------------------------------------------|
+| x        | [N, C, ...] | float32, at least one value for each channel; any strides           |
+| weight   | [C] or None | float32; None: 1                                                    |
+| bias     | [C] or None | float32; None: 0                                                    |
+| eps      | –           | added to the variance                                               |
+| y        | of x        | (x - mean) / sqrt(variance + eps) · weight + bias, contiguous        |
+| mean     | [C]         | of the values of the channel, N and ... alike                       |
+| variance | [C]         | the biased one, by the number of values                             |
+
+What `torch.nn.functional.batch_norm(training=True)` computes, in one pass over the threads each
+way where torch makes two or three, and with sums in float32 of 4096 values at most where torch
+makes them in float64. Sums and results have the same bits on every instruction set. NaN and
+infinity make their channel NaN. Gradients are by x, weight and bias, once: mean and variance are
+for running averages.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from narrowgauge_kernels.library import require
+
+__all__ = ["DEVICES", "BatchNorm", "batch_norm", "batch_norm_example", "batch_norm_ref"]
+
+#: Where there are kernels: a GPU has torch's own, which are not slow.
+DEVICES = ("cpu",)
+
+Result = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def batch_norm_ref(
+    x: torch.Tensor, weight: Optional[torch.Tensor], bias: Optional[torch.Tensor], eps: float
+) -> Result:
+    """What `batch_norm` should give: in float64 and rounded once, to the dtype of x.
+    Differentiable by autograd."""
+    wide = x.double()
+    others = [number for number in range(x.dim()) if number != 1]
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    mean = wide.mean(others)
+    variance = (wide - mean.reshape(shape)).pow(2).mean(others)
+    y = (wide - mean.reshape(shape)) / torch.sqrt(variance + eps).reshape(shape)
+    if weight is not None:
+        y = y * weight.double().reshape(shape)
+    if bias is not None:
+        y = y + bias.double().reshape(shape)
+    return y.to(x.dtype), mean.detach().to(x.dtype), variance.detach().to(x.dtype)
+
+
+class BatchNorm(torch.autograd.Function):
+    """`batch_norm` with its gradients, by compiled code both ways."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: Optional[torch.Tensor],
+        bias: Optional[torch.Tensor],
+        eps: float,
+    ) -> Result:
+        require(x.device.type)
+        y, mean, variance = torch.ops.narrowgauge.batch_norm(x, weight, bias, eps)
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.eps = eps
+        ctx.mark_non_differentiable(mean, variance)
+        return y, mean, variance
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Tuple[Any, ...]:
+        x, weight, mean, variance = ctx.saved_tensors
+        found = torch.ops.narrowgauge.batch_norm_grad(grad, x, weight, mean, variance, ctx.eps)
+        wanted = zip(found, ctx.needs_input_grad)
+        return (*(each if needed else None for each, needed in wanted), None)
+
+
+def batch_norm(
+    x: torch.Tensor, weight: Optional[torch.Tensor], bias: Optional[torch.Tensor], eps: float
+) -> Result:
+    """y, mean and variance, as in the module's table.
+
+    Raises RuntimeError naming what shapes, dtypes or devices do not fit, and KernelsNotBuiltError,
+    with the command that builds, when there are no kernels for this torch.
+    """
+    result: Result = BatchNorm.apply(x, weight, bias, eps)
+    return result
+
+
+def batch_norm_example(generator: torch.Generator) -> Tuple[Any, ...]:
+    """Inputs for the self-check: channels of several means, with a part of a vector left over."""
+    x = torch.randn((3, 5, 7, 11), generator=generator)
+    x = x + torch.arange(5.0).reshape(5, 1, 1)
+    weight = torch.rand(5, generator=generator) + 0.5
+    return x, weight, torch.randn(5, generator=generator), 1e-5

@@ -1,0 +1,207 @@
+// The batch normalisation operators of a CPU: schema, shape functions, and the implementation.
+//
+// torch's own takes sums in fp64 throughout and a region of threads for each of its passes. Here a
+// thread does all of a channel, whose values stay in its cache from one pass to the next.
+#include "batch_norm/batch_norm.h"
+
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <tuple>
+
+#include "common/instruction_set.h"
+#include "common/torch_tensor.h"
+
+namespace narrowgauge {
+namespace batch_norm {
+namespace {
+
+// Below this many elements, waking a thread costs more than it saves.
+constexpr std::int64_t kLeastParallelCount = 16384;
+
+using Tensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+// x [images, channels, inner], contiguous.
+struct Extent {
+  std::int64_t images;
+  std::int64_t channels;
+  std::int64_t inner;
+
+  // Of one channel, whose first value is at c * inner.
+  Channel channel() const { return {images, channels * inner, inner}; }
+  double count() const { return static_cast<double>(images * inner); }
+};
+
+Extent extent_of(const at::Tensor& x) {
+  TORCH_CHECK(x.dim() >= 2, "batch_norm: x has shape ", x.sizes(), "; it must be [N, C, ...]");
+  TORCH_CHECK(x.scalar_type() == at::kFloat, "batch_norm: x is ", x.scalar_type(),
+              "; it must be float32");
+  std::int64_t inner = 1;
+  for (std::int64_t i = 2; i < x.dim(); ++i) {
+    inner *= x.size(i);
+  }
+  TORCH_CHECK(x.size(0) * inner > 0 || x.size(1) == 0, "batch_norm: x has shape ", x.sizes(),
+              ", and no value for a channel");
+  return {x.size(0), x.size(1), inner};
+}
+
+void check_channels(const char* name, const at::Tensor& given, const at::Tensor& x) {
+  TORCH_CHECK(given.scalar_type() == at::kFloat && given.dim() == 1 &&
+                  given.size(0) == x.size(1) && given.device() == x.device(),
+              "batch_norm: ", name, " is ", given.scalar_type(), " of shape ", given.sizes(), " on ",
+              given.device(), "; it must be float32 of [", x.size(1), "] on ", x.device());
+}
+
+void check_grad(const at::Tensor& grad, const at::Tensor& x) {
+  TORCH_CHECK(grad.sizes() == x.sizes() && grad.scalar_type() == x.scalar_type() &&
+                  grad.device() == x.device(),
+              "batch_norm: grad is ", grad.scalar_type(), " of shape ", grad.sizes(), " on ",
+              grad.device(), "; it must be as x, ", x.scalar_type(), " of ", x.sizes(), " on ",
+              x.device());
+}
+
+// Of a parameter that there need not be; `held` keeps what it points to.
+class Values {
+ public:
+  Values(const char* name, const c10::optional<at::Tensor>& given, const at::Tensor& x,
+         float otherwise)
+      : otherwise_(otherwise) {
+    if (given.has_value() && given->defined()) {
+      check_channels(name, *given, x);
+      held_ = given->contiguous();
+      data_ = held_.data_ptr<float>();
+    }
+  }
+  float operator[](std::int64_t i) const { return data_ == nullptr ? otherwise_ : data_[i]; }
+
+ private:
+  at::Tensor held_;
+  const float* data_ = nullptr;
+  float otherwise_;
+};
+
+template <typename Each>
+void for_each_channel(const Extent& extent, const Each& each) {
+  const std::int64_t count = std::max<std::int64_t>(extent.images * extent.inner, 1);
+  const std::int64_t grain = std::max<std::int64_t>(kLeastParallelCount / count, 1);
+  at::parallel_for(0, extent.channels, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t c = begin; c < end; ++c) {
+      each(c);
+    }
+  });
+}
+
+Tensors batch_norm_cpu(const at::Tensor& given, const c10::optional<at::Tensor>& weight,
+                       const c10::optional<at::Tensor>& bias, double eps, std::string isa) {
+  const Loops loops = loops_for<Loops>(instruction_set(isa));
+  const Extent extent = extent_of(given);
+  const Values factors("weight", weight, given, 1.0f), shifts("bias", bias, given, 0.0f);
+  const at::Tensor x = given.contiguous();
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  at::Tensor means = at::empty({extent.channels}, x.options());
+  at::Tensor variances = at::empty({extent.channels}, x.options());
+  const float* from = x.data_ptr<float>();
+  float* to = out.data_ptr<float>();
+  float* mean_of = means.data_ptr<float>();
+  float* variance_of = variances.data_ptr<float>();
+  const Channel channel = extent.channel();
+  for_each_channel(extent, [&](std::int64_t c) {
+    const float* values = from + c * extent.inner;
+    const double exact = loops.sum(channel, values) / extent.count();
+    const float mean = static_cast<float>(exact);
+    // About the rounded mean the squares are larger by the square of what was rounded off.
+    const double off = exact - mean;
+    const double squares = loops.squares(channel, values, mean) / extent.count() - off * off;
+    const double variance = squares < 0 ? 0 : squares;  // NaN stays
+    mean_of[c] = mean;
+    variance_of[c] = static_cast<float>(variance);
+    const float factor = static_cast<float>(factors[c] / std::sqrt(variance + eps));
+    loops.normalise(channel, values, mean, factor, shifts[c], to + c * extent.inner);
+  });
+  return Tensors(out, means, variances);
+}
+
+Tensors batch_norm_grad_cpu(const at::Tensor& given_grad, const at::Tensor& given,
+                            const c10::optional<at::Tensor>& weight, const at::Tensor& mean,
+                            const at::Tensor& variance, double eps, std::string isa) {
+  const Loops loops = loops_for<Loops>(instruction_set(isa));
+  const Extent extent = extent_of(given);
+  check_grad(given_grad, given);
+  const Values factors("weight", weight, given, 1.0f);
+  const Values means("mean", mean, given, 0.0f), variances("variance", variance, given, 0.0f);
+  const at::Tensor x = given.contiguous(), grad = given_grad.contiguous();
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  at::Tensor weight_grad = at::empty({extent.channels}, x.options());
+  at::Tensor bias_grad = at::empty({extent.channels}, x.options());
+  const float* from = x.data_ptr<float>();
+  const float* above = grad.data_ptr<float>();
+  float* to = out.data_ptr<float>();
+  float* weight_to = weight_grad.data_ptr<float>();
+  float* bias_to = bias_grad.data_ptr<float>();
+  const Channel channel = extent.channel();
+  for_each_channel(extent, [&](std::int64_t c) {
+    const std::int64_t at = c * extent.inner;
+    double sums[2];
+    loops.sums(channel, above + at, from + at, means[c], sums);
+    const double inverse = 1 / std::sqrt(static_cast<double>(variances[c]) + eps);
+    bias_to[c] = static_cast<float>(sums[0]);
+    weight_to[c] = static_cast<float>(sums[1] * inverse);
+    const float offset = static_cast<float>(sums[0] / extent.count());
+    const float slope = static_cast<float>(sums[1] * inverse * inverse / extent.count());
+    const float factor = static_cast<float>(factors[c] * inverse);
+    loops.differentiate(channel, above + at, from + at, means[c], offset, slope, factor, to + at);
+  });
+  return Tensors(out, weight_grad, bias_grad);
+}
+
+Tensors shapes_of(const at::Tensor& x) {
+  const at::Tensor channels = at::empty({x.size(1)}, x.options());
+  return Tensors(at::empty(x.sizes(), x.options()), channels, at::empty_like(channels));
+}
+
+Tensors batch_norm_meta(const at::Tensor& x, const c10::optional<at::Tensor>& weight,
+                        const c10::optional<at::Tensor>& bias, double, std::string) {
+  extent_of(x);
+  for (const auto* given : {&weight, &bias}) {
+    if (given->has_value() && (*given)->defined()) {
+      check_channels(given == &weight ? "weight" : "bias", **given, x);
+    }
+  }
+  return shapes_of(x);
+}
+
+Tensors batch_norm_grad_meta(const at::Tensor& grad, const at::Tensor& x,
+                             const c10::optional<at::Tensor>&, const at::Tensor&,
+                             const at::Tensor&, double, std::string) {
+  extent_of(x);
+  check_grad(grad, x);
+  return shapes_of(x);
+}
+
+}  // namespace
+
+// `isa` forces one instruction set of the CPU (generic, avx2, avx512, neon); results do not differ.
+TORCH_LIBRARY_FRAGMENT(narrowgauge, m) {
+  m.def(
+      "batch_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, *, str isa='auto') "
+      "-> (Tensor, Tensor, Tensor)");
+  m.def(
+      "batch_norm_grad(Tensor grad, Tensor x, Tensor? weight, Tensor mean, Tensor variance, "
+      "float eps, *, str isa='auto') -> (Tensor, Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(narrowgauge, CPU, m) {
+  m.impl("batch_norm", batch_norm_cpu);
+  m.impl("batch_norm_grad", batch_norm_grad_cpu);
+}
+
+TORCH_LIBRARY_IMPL(narrowgauge, Meta, m) {
+  m.impl("batch_norm", batch_norm_meta);
+  m.impl("batch_norm_grad", batch_norm_grad_meta);
+}
+
+}  // namespace batch_norm
+}  // namespace narrowgauge

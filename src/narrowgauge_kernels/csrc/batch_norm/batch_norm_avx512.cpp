@@ -1,0 +1,10 @@
+// AVX-512F: 512 bits.
+#include "batch_norm/batch_norm_loops.h"
+
+namespace narrowgauge {
+namespace batch_norm {
+
+Loops Loops::avx512() { return make_loops(); }
+
+}  // namespace batch_norm
+}  // namespace narrowgauge

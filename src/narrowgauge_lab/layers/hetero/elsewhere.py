@@ -1,0 +1,75 @@
+"""Everything but the products, where that is a CPU: by the kernels' operators, if a plan says so.
+
+What lies between the layers is most of a step whose products are elsewhere, and batch
+normalisation is most of that: torch's makes several passes over the threads, with sums in float64.
+"""
+
+# unverified: steps by elsewhere_by=kernels beside a GPU | none since | narrowgauge run hetero-tax
+
+from __future__ import annotations
+
+from typing import Optional, Tuple
+
+import torch
+from torch import nn
+
+from narrowgauge_contract.placement import PlacementPlan
+from narrowgauge_kernels.batch_norm import batch_norm
+from narrowgauge_kernels.library import has_kernels
+
+__all__ = ["HostBatchNorm2d", "elsewhere_by", "place_elsewhere"]
+
+
+class HostBatchNorm2d(nn.BatchNorm2d):
+    """nn.BatchNorm2d with its constructor, parameters, buffers and state dict. What trains on a
+    CPU, in float32 and in order of memory, goes by the kernels, and everything else by torch.
+    Gradients of gradients are refused there."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self._goes_by_kernels(x):
+            return super().forward(x)
+        y, mean, variance = batch_norm(x, self.weight, self.bias, self.eps)
+        if self.track_running_stats and self.running_mean is not None:
+            self._follow(mean, variance, x.numel() // x.shape[1])
+        return y
+
+    def _goes_by_kernels(self, x: torch.Tensor) -> bool:
+        own: Tuple[Optional[torch.Tensor], ...] = (self.weight, self.running_mean)
+        return (
+            self.training
+            and x.dim() == 4
+            and x.device.type == "cpu"
+            and all(each is None or each.dtype == torch.float32 for each in (x, *own))
+            and x.is_contiguous()
+            and x.shape[1] == self.num_features  # torch says what is wrong with another number
+            and x.numel() > x.shape[1]  # and with a single value
+        )
+
+    def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
+        """The running averages, as torch has them: of the variance by count - 1."""
+        share = self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if share is None:
+                share = 1.0 / float(self.num_batches_tracked)
+        share = 0.0 if share is None else share
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        self.running_mean.lerp_(mean, share)
+        self.running_var.mul_(1.0 - share).add_(variance, alpha=share * count / (count - 1))
+
+
+def elsewhere_by(plan: PlacementPlan) -> str:
+    """Whose operators run where everything else lives, by this plan and here: the kernels' where
+    the plan says so and they are built, else torch's."""
+    return "kernels" if plan.elsewhere_by == "kernels" and has_kernels("cpu") else "torch"
+
+
+def place_elsewhere(model: nn.Module, by: str) -> int:
+    """Have batch normalisation go by `by`, in place: each stays the same object and changes its
+    class; subclasses of others are left alone. How many go by the kernels."""
+    kind = HostBatchNorm2d if by == "kernels" else nn.BatchNorm2d
+    found = [each for each in model.modules() if type(each) in (nn.BatchNorm2d, HostBatchNorm2d)]
+    for module in found:
+        module.__class__ = kind
+    return len(found) if by == "kernels" else 0
