@@ -41,12 +41,13 @@ def values(shape, seed=0):
     return x, weight, torch.randn(shape[1], generator=generator)
 
 
-def both(x, weight, bias):
+def both(x, weight, bias, residual=None, rectify=False):
     """Results and gradients by the kernels, and by the reference in float64."""
     found = []
     for dtype, normalise in ((torch.float32, batch_norm), (torch.float64, batch_norm_ref)):
-        leaves = [None if t is None else t.to(dtype).requires_grad_() for t in (x, weight, bias)]
-        results = normalise(*leaves, EPS)
+        given = (x, weight, bias, residual)
+        leaves = [None if t is None else t.to(dtype).requires_grad_() for t in given]
+        results = normalise(*leaves[:3], EPS, leaves[3], rectify)
         grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(9)).to(dtype)
         wanted = [leaf for leaf in leaves if leaf is not None]
         found.append([*results, *torch.autograd.grad(results[0], wanted, grad)])
@@ -67,6 +68,45 @@ def test_results_and_gradients_are_those_of_float64(shape):
     assert max(y, by_weight) < 1e-4
     # Of so few values the gradient by x is what is left of larger ones.
     assert by_x < (1e-4 if x.numel() // x.shape[1] > 8 else 1e-2)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("added", [False, True])
+def test_what_follows_is_done_too(shape, added):
+    """Where float32 and float64 fall on different sides of 0, none of these values does."""
+    x, weight, bias = values(shape)
+    residual = values(shape, seed=5)[0] / 50 if added else None
+    ours, exact = both(x, weight, bias, residual, rectify=True)
+    assert (ours[0] >= 0).all()
+    assert torch.equal(ours[0] > 0, exact[0] > 0)
+    assert apart(ours[0], exact[0]) < 1e-4
+    few = x.numel() // x.shape[1] <= 8
+    for mine, theirs in zip(ours[3:], exact[3:]):
+        assert apart(mine, theirs) < (1e-2 if few else 1e-4)
+    if added:
+        # The gradient by what is added is the one that passes, to the bit.
+        grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(9))
+        assert same_bits(ours[-1], torch.where(ours[0] > 0, grad, torch.zeros_like(grad)))
+
+
+def test_without_rectifying_the_gradient_by_what_is_added_is_the_incoming_one():
+    x, weight, bias = values((6, 4, 5, 3))
+    ours, exact = both(x, weight, bias, values(x.shape, seed=5)[0])
+    assert max(map(apart, ours, exact)) < 1e-4
+    assert torch.equal(ours[-1].double(), exact[-1])
+
+
+def test_nan_is_not_rectified_and_lets_its_gradient_pass():
+    x = torch.randn((2, 2, 7, 5), generator=torch.Generator().manual_seed(2))
+    residual = torch.zeros_like(x)
+    residual[0, 0, 0, 0] = residual[1, 1, 6, 4] = float("nan")
+    grad = torch.ones_like(x)
+    for isa in ops.cpu_instruction_sets():
+        y, mean, variance = ops.batch_norm(x, None, None, EPS, residual, True, isa=isa)
+        assert torch.isnan(y).sum() == 2
+        parts = (x, None, mean, variance, EPS, y, True)
+        passed = ops.batch_norm_grad(grad, *parts, isa=isa)[3]
+        assert torch.equal(passed, (~(y <= 0)).float())
 
 
 @pytest.mark.parametrize("left_out", ["weight", "bias", "both"])
@@ -94,17 +134,25 @@ def test_a_mean_far_from_zero_costs_no_more_than_its_rounding():
 def test_bits_are_the_same_on_every_instruction_set_and_with_any_threads(shape):
     x, weight, bias = values(shape)
     grad = values(shape, seed=3)[0]
-    wanted = ops.batch_norm(x, weight, bias, EPS, isa="generic")
-    gradients = ops.batch_norm_grad(grad, x, weight, *wanted[1:], EPS, isa="generic")
+    beside = values(shape, seed=4)[0]
+    plain = ops.batch_norm(x, weight, bias, EPS, isa="generic")
+    more = ops.batch_norm(x, weight, bias, EPS, beside, True, isa="generic")
+    by_plain = ops.batch_norm_grad(grad, x, weight, *plain[1:], EPS, isa="generic")
+    masked = (grad, x, weight, *more[1:], EPS, more[0], True)
+    by_more = ops.batch_norm_grad(*masked, isa="generic")
     before = torch.get_num_threads()
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
             for isa in ops.cpu_instruction_sets():
                 got = ops.batch_norm(x, weight, bias, EPS, isa=isa)
-                assert all(map(same_bits, got, wanted)), isa
-                got = ops.batch_norm_grad(grad, x, weight, *wanted[1:], EPS, isa=isa)
-                assert all(map(same_bits, got, gradients)), isa
+                assert all(map(same_bits, got, plain)), isa
+                got = ops.batch_norm(x, weight, bias, EPS, beside, True, isa=isa)
+                assert all(map(same_bits, got, more)), isa
+                got = ops.batch_norm_grad(grad, x, weight, *plain[1:], EPS, isa=isa)
+                assert all(map(same_bits, got, by_plain)), isa
+                got = ops.batch_norm_grad(*masked, isa=isa)
+                assert all(map(same_bits, got, by_more)), isa
     finally:
         torch.set_num_threads(before)
 
@@ -146,7 +194,8 @@ def test_what_is_no_number_makes_its_channel_none(bad, place):
         assert not torch.isfinite(mean[0])
         assert same_bits(y[:, 1], clean[0][:, 1])
         grad = torch.ones_like(x)
-        by_x, by_weight, _ = ops.batch_norm_grad(grad, spoilt, weight, mean, variance, EPS, isa=isa)
+        parts = (grad, spoilt, weight, mean, variance, EPS)
+        by_x, by_weight, *_ = ops.batch_norm_grad(*parts, isa=isa)
         assert torch.isnan(by_x[:, 0]).all()
         assert torch.isnan(by_weight[0])
         assert torch.isfinite(by_x[:, 1]).all()
@@ -190,6 +239,10 @@ def test_a_gradient_that_does_not_fit_is_refused():
     parts = ops.batch_norm(x, None, None, EPS)[1:]
     with pytest.raises(RuntimeError, match="grad is"):
         ops.batch_norm_grad(torch.ones(2, 3, 4, 5), x, None, *parts, EPS)
+    with pytest.raises(RuntimeError, match="residual is"):
+        ops.batch_norm(x, None, None, EPS, torch.ones(2, 3, 4, 1))
+    with pytest.raises(RuntimeError, match="rectified is"):
+        ops.batch_norm_grad(x, x, None, *parts, EPS, x.double())
     with pytest.raises(RuntimeError, match="mean is"):
         ops.batch_norm_grad(x, x, None, torch.ones(4), parts[1], EPS)
     with pytest.raises(RuntimeError, match="mmx"):
@@ -204,4 +257,6 @@ def test_no_channel_is_no_error_and_shapes_are_known_without_values():
     assert shapes == [(2, 3, 4, 4), (3,), (3,)]
     channel = torch.empty(3, device="meta")
     found = ops.batch_norm_grad(x, x, None, channel, channel, EPS)
-    assert [each.shape for each in found] == shapes
+    assert [each.shape for each in found] == [*shapes, (0,)]
+    found = ops.batch_norm_grad(x, x, None, channel, channel, EPS, x, True)
+    assert [each.shape for each in found] == [*shapes, shapes[0]]

@@ -17,6 +17,8 @@ from narrowgauge_lab.layers.hetero import elsewhere
 from narrowgauge_lab.layers.hetero.convert import convert
 from narrowgauge_lab.layers.hetero.elsewhere import HostBatchNorm2d, place_elsewhere
 from narrowgauge_lab.layers.hetero.modules import HeteroConv2d
+from narrowgauge_lab.networks.cifar import ResNet
+from narrowgauge_lab.networks.rectified import rectified
 
 
 class _Own(nn.BatchNorm2d):
@@ -80,6 +82,34 @@ def test_training_gives_torchs_figures_step_by_step_and_then_in_eval_mode(
     torch.testing.assert_close(ours(x), torchs(x), rtol=1e-5, atol=1e-5)
     # Without running averages torch takes the batch's in eval mode too.
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("training", [True, False])
+def test_what_follows_is_as_by_torch(
+    calls: List[Tuple[int, ...]], added: bool, training: bool
+) -> None:
+    torchs, ours = _twins()
+    generator = torch.Generator().manual_seed(4)
+    x, beside, grad = (torch.randn((4, 5, 6, 7), generator=generator) for _ in range(3))
+    found = []
+    for module in (torchs.train(training), ours.train(training)):
+        leaves = [x.clone().requires_grad_(), beside.clone().requires_grad_()]
+        result = rectified(module, leaves[0], leaves[1] if added else None)
+        wanted = leaves if added else leaves[:1]
+        found.append([result, *torch.autograd.grad(result, wanted, grad)])
+    for wanted, got in zip(*found):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    assert len(calls) == training
+    assert found[1][0].min() == 0
+
+
+def test_what_is_added_may_be_what_torch_repeats() -> None:
+    torchs, ours = _twins()
+    x = torch.randn((4, 5, 6, 7), generator=torch.Generator().manual_seed(4))
+    beside = torch.randn((5, 1, 1), generator=torch.Generator().manual_seed(5))
+    assert torch.equal(rectified(ours, x, beside), rectified(torchs, x, beside))
+    assert torch.equal(rectified(nn.Identity(), x, beside), torch.relu(x + beside))
 
 
 @pytest.mark.parametrize("kind", ["channels_last", "double", "wide running mean", "eval", "slice"])
@@ -171,6 +201,26 @@ def test_a_network_trains_alike_by_either(calls: List[Tuple[int, ...]]) -> None:
     assert len(calls) == 4 * sum(type(each) is HostBatchNorm2d for each in model.modules())
     assert losses["kernels"] == pytest.approx(losses["torch"], rel=1e-4)
     assert losses["kernels"][-1] != losses["kernels"][0]
+
+
+def test_resnet_20_gives_one_pass_all_that_follows(calls: List[Tuple[int, ...]]) -> None:
+    found = {}
+    for by in ("torch", "kernels"):
+        torch.manual_seed(0)
+        model = ResNet(20)
+        place_elsewhere(model, by)
+        loss = model(images(2, 32)).pow(2).mean()
+        found[by] = [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+    assert len(calls) == 19
+    for wanted, got in zip(found["torch"], found["kernels"]):
+        assert (got - wanted).norm() <= 1e-3 * wanted.norm()
+    # Nothing is left to rectify: no node of ReLU is on the way back.
+    names, seen = [], [found["kernels"][0].grad_fn]
+    while seen:
+        node = seen.pop()
+        names.append(type(node).__name__)
+        seen += [each for each, _ in node.next_functions if each is not None]
+    assert not [name for name in names if "Relu" in name]
 
 
 def test_without_kernels_it_is_torchs_and_the_facts_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from narrowgauge_lab.networks.rectified import rectified
+
 __all__ = ["DEPTHS", "Block", "ResNet"]
 
 #: The depths 6n + 2 that the paper trains on CIFAR-10 (1202 left out).
@@ -37,8 +39,8 @@ class Block(nn.Module):
         if self.stride != 1:
             shortcut = images[:, :, :: self.stride, :: self.stride]
             shortcut = F.pad(shortcut, (0, 0, 0, 0, self.extra, self.extra))
-        hidden = F.relu(self.bn1(self.conv1(images)), inplace=True)
-        return F.relu(self.bn2(self.conv2(hidden)) + shortcut)
+        hidden = rectified(self.bn1, self.conv1(images))
+        return rectified(self.bn2, self.conv2(hidden), shortcut)
 
 
 class ResNet(nn.Module):
@@ -67,6 +69,6 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        hidden = F.relu(self.bn1(self.conv1(images)), inplace=True)
+        hidden = rectified(self.bn1, self.conv1(images))
         hidden = self.blocks(hidden)
         return self.linear(hidden.mean((2, 3)))

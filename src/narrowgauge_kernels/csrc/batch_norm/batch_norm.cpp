@@ -23,6 +23,7 @@ namespace {
 constexpr std::int64_t kLeastParallelCount = 16384;
 
 using Tensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 // x [images, channels, inner], contiguous.
 struct Extent {
@@ -55,21 +56,37 @@ void check_channels(const char* name, const at::Tensor& given, const at::Tensor&
               given.device(), "; it must be float32 of [", x.size(1), "] on ", x.device());
 }
 
-void check_grad(const at::Tensor& grad, const at::Tensor& x) {
-  TORCH_CHECK(grad.sizes() == x.sizes() && grad.scalar_type() == x.scalar_type() &&
-                  grad.device() == x.device(),
-              "batch_norm: grad is ", grad.scalar_type(), " of shape ", grad.sizes(), " on ",
-              grad.device(), "; it must be as x, ", x.scalar_type(), " of ", x.sizes(), " on ",
-              x.device());
+void check_like(const char* name, const at::Tensor& given, const at::Tensor& x) {
+  TORCH_CHECK(given.sizes() == x.sizes() && given.scalar_type() == x.scalar_type() &&
+                  given.device() == x.device(),
+              "batch_norm: ", name, " is ", given.scalar_type(), " of shape ", given.sizes(),
+              " on ", given.device(), "; it must be as x, ", x.scalar_type(), " of ", x.sizes(),
+              " on ", x.device());
+}
+
+using Optional = c10::optional<at::Tensor>;
+
+bool is_there(const Optional& given) { return given.has_value() && given->defined(); }
+
+// Like x and in order of memory; undefined where it is not there.
+at::Tensor like(const char* name, const Optional& given, const at::Tensor& x) {
+  if (!is_there(given)) {
+    return at::Tensor();
+  }
+  check_like(name, *given, x);
+  return given->contiguous();
+}
+
+const float* pointer(const at::Tensor& given) {
+  return given.defined() ? given.data_ptr<float>() : nullptr;
 }
 
 // Of a parameter that there need not be; `held` keeps what it points to.
 class Values {
  public:
-  Values(const char* name, const c10::optional<at::Tensor>& given, const at::Tensor& x,
-         float otherwise)
+  Values(const char* name, const Optional& given, const at::Tensor& x, float otherwise)
       : otherwise_(otherwise) {
-    if (given.has_value() && given->defined()) {
+    if (is_there(given)) {
       check_channels(name, *given, x);
       held_ = given->contiguous();
       data_ = held_.data_ptr<float>();
@@ -94,16 +111,17 @@ void for_each_channel(const Extent& extent, const Each& each) {
   });
 }
 
-Tensors batch_norm_cpu(const at::Tensor& given, const c10::optional<at::Tensor>& weight,
-                       const c10::optional<at::Tensor>& bias, double eps, std::string isa) {
+Tensors batch_norm_cpu(const at::Tensor& given, const Optional& weight, const Optional& bias,
+                       double eps, const Optional& residual, bool rectify, std::string isa) {
   const Loops loops = loops_for<Loops>(instruction_set(isa));
   const Extent extent = extent_of(given);
   const Values factors("weight", weight, given, 1.0f), shifts("bias", bias, given, 0.0f);
-  const at::Tensor x = given.contiguous();
+  const at::Tensor x = given.contiguous(), added = like("residual", residual, given);
   at::Tensor out = at::empty(x.sizes(), x.options());
   at::Tensor means = at::empty({extent.channels}, x.options());
   at::Tensor variances = at::empty({extent.channels}, x.options());
   const float* from = x.data_ptr<float>();
+  const float* beside = pointer(added);
   float* to = out.data_ptr<float>();
   float* mean_of = means.data_ptr<float>();
   float* variance_of = variances.data_ptr<float>();
@@ -119,42 +137,51 @@ Tensors batch_norm_cpu(const at::Tensor& given, const c10::optional<at::Tensor>&
     mean_of[c] = mean;
     variance_of[c] = static_cast<float>(variance);
     const float factor = static_cast<float>(factors[c] / std::sqrt(variance + eps));
-    loops.normalise(channel, values, mean, factor, shifts[c], to + c * extent.inner);
+    const float* more = beside == nullptr ? nullptr : beside + c * extent.inner;
+    loops.normalise(channel, values, {mean, factor, shifts[c], more, rectify},
+                    to + c * extent.inner);
   });
   return Tensors(out, means, variances);
 }
 
-Tensors batch_norm_grad_cpu(const at::Tensor& given_grad, const at::Tensor& given,
-                            const c10::optional<at::Tensor>& weight, const at::Tensor& mean,
-                            const at::Tensor& variance, double eps, std::string isa) {
+Gradients batch_norm_grad_cpu(const at::Tensor& given_grad, const at::Tensor& given,
+                              const Optional& weight, const at::Tensor& mean,
+                              const at::Tensor& variance, double eps, const Optional& rectified,
+                              bool keep, std::string isa) {
   const Loops loops = loops_for<Loops>(instruction_set(isa));
   const Extent extent = extent_of(given);
-  check_grad(given_grad, given);
+  check_like("grad", given_grad, given);
   const Values factors("weight", weight, given, 1.0f);
   const Values means("mean", mean, given, 0.0f), variances("variance", variance, given, 0.0f);
   const at::Tensor x = given.contiguous(), grad = given_grad.contiguous();
+  const at::Tensor result = like("rectified", rectified, given);
   at::Tensor out = at::empty(x.sizes(), x.options());
+  at::Tensor passed = keep ? at::empty(x.sizes(), x.options()) : at::empty({0}, x.options());
   at::Tensor weight_grad = at::empty({extent.channels}, x.options());
   at::Tensor bias_grad = at::empty({extent.channels}, x.options());
   const float* from = x.data_ptr<float>();
-  const float* above = grad.data_ptr<float>();
+  const float* gradient = grad.data_ptr<float>();
+  const float* mask = pointer(result);
   float* to = out.data_ptr<float>();
+  float* passed_to = keep ? passed.data_ptr<float>() : nullptr;
   float* weight_to = weight_grad.data_ptr<float>();
   float* bias_to = bias_grad.data_ptr<float>();
   const Channel channel = extent.channel();
   for_each_channel(extent, [&](std::int64_t c) {
     const std::int64_t at = c * extent.inner;
+    const Above above{gradient + at, mask == nullptr ? nullptr : mask + at};
     double sums[2];
-    loops.sums(channel, above + at, from + at, means[c], sums);
+    loops.sums(channel, above, from + at, means[c], sums);
     const double inverse = 1 / std::sqrt(static_cast<double>(variances[c]) + eps);
     bias_to[c] = static_cast<float>(sums[0]);
     weight_to[c] = static_cast<float>(sums[1] * inverse);
     const float offset = static_cast<float>(sums[0] / extent.count());
     const float slope = static_cast<float>(sums[1] * inverse * inverse / extent.count());
     const float factor = static_cast<float>(factors[c] * inverse);
-    loops.differentiate(channel, above + at, from + at, means[c], offset, slope, factor, to + at);
+    loops.differentiate(channel, above, from + at, {means[c], offset, slope, factor}, to + at,
+                        passed_to == nullptr ? nullptr : passed_to + at);
   });
-  return Tensors(out, weight_grad, bias_grad);
+  return Gradients(out, weight_grad, bias_grad, passed);
 }
 
 Tensors shapes_of(const at::Tensor& x) {
@@ -162,23 +189,28 @@ Tensors shapes_of(const at::Tensor& x) {
   return Tensors(at::empty(x.sizes(), x.options()), channels, at::empty_like(channels));
 }
 
-Tensors batch_norm_meta(const at::Tensor& x, const c10::optional<at::Tensor>& weight,
-                        const c10::optional<at::Tensor>& bias, double, std::string) {
+Tensors batch_norm_meta(const at::Tensor& x, const Optional& weight, const Optional& bias, double,
+                        const Optional& residual, bool, std::string) {
   extent_of(x);
   for (const auto* given : {&weight, &bias}) {
-    if (given->has_value() && (*given)->defined()) {
+    if (is_there(*given)) {
       check_channels(given == &weight ? "weight" : "bias", **given, x);
     }
+  }
+  if (is_there(residual)) {
+    check_like("residual", *residual, x);
   }
   return shapes_of(x);
 }
 
-Tensors batch_norm_grad_meta(const at::Tensor& grad, const at::Tensor& x,
-                             const c10::optional<at::Tensor>&, const at::Tensor&,
-                             const at::Tensor&, double, std::string) {
+Gradients batch_norm_grad_meta(const at::Tensor& grad, const at::Tensor& x, const Optional&,
+                               const at::Tensor&, const at::Tensor&, double, const Optional&,
+                               bool keep, std::string) {
   extent_of(x);
-  check_grad(grad, x);
-  return shapes_of(x);
+  check_like("grad", grad, x);
+  const Tensors found = shapes_of(x);
+  return Gradients(std::get<0>(found), std::get<1>(found), std::get<2>(found),
+                   keep ? at::empty(x.sizes(), x.options()) : at::empty({0}, x.options()));
 }
 
 }  // namespace
@@ -186,11 +218,12 @@ Tensors batch_norm_grad_meta(const at::Tensor& grad, const at::Tensor& x,
 // `isa` forces one instruction set of the CPU (generic, avx2, avx512, neon); results do not differ.
 TORCH_LIBRARY_FRAGMENT(narrowgauge, m) {
   m.def(
-      "batch_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, *, str isa='auto') "
-      "-> (Tensor, Tensor, Tensor)");
+      "batch_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, Tensor? residual=None, "
+      "bool rectify=False, *, str isa='auto') -> (Tensor, Tensor, Tensor)");
   m.def(
       "batch_norm_grad(Tensor grad, Tensor x, Tensor? weight, Tensor mean, Tensor variance, "
-      "float eps, *, str isa='auto') -> (Tensor, Tensor, Tensor)");
+      "float eps, Tensor? rectified=None, bool keep=False, *, str isa='auto') "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(narrowgauge, CPU, m) {

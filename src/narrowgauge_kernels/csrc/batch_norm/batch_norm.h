@@ -19,18 +19,35 @@ struct Channel {
   std::int64_t inner;
 };
 
+struct Normalised {
+  float mean, factor, shift;
+  const float* residual;  // nullptr: none
+  bool rectify;
+};
+
+// A gradient as it comes in, and with it the result, whose values above 0 let it pass; nullptr: all
+// of them do. NaN does.
+struct Above {
+  const float* grad;
+  const float* result;
+};
+
+struct Slopes {
+  float mean, offset, slope, factor;
+};
+
 struct Loops {
   // The sum of x, and of (x - mean)^2.
   double (*sum)(const Channel& channel, const float* x);
   double (*squares)(const Channel& channel, const float* x, float mean);
-  // out = (x - mean) * factor + shift
-  void (*normalise)(const Channel& channel, const float* x, float mean, float factor, float shift,
-                    float* out);
-  // The sum of grad into sums[0], and of grad * (x - mean) into sums[1].
-  void (*sums)(const Channel& channel, const float* grad, const float* x, float mean, double* sums);
-  // out = (grad - offset - (x - mean) * slope) * factor
-  void (*differentiate)(const Channel& channel, const float* grad, const float* x, float mean,
-                        float offset, float slope, float factor, float* out);
+  // out = (x - mean) * factor + shift, and the residual, and 0 where that is negative
+  void (*normalise)(const Channel& channel, const float* x, const Normalised& how, float* out);
+  // The sum of the gradient that passes into sums[0], and of its product by x - mean into sums[1].
+  void (*sums)(const Channel& channel, const Above& above, const float* x, float mean,
+               double* sums);
+  // out = (what passes - offset - (x - mean) * slope) * factor; passed: what passes, unless nullptr
+  void (*differentiate)(const Channel& channel, const Above& above, const float* x,
+                        const Slopes& by, float* out, float* passed);
 
   static Loops generic();
   static Loops avx2();

@@ -108,38 +108,72 @@ double squares(const Channel& channel, const float* x, float mean) {
   return total;
 }
 
-void normalise(const Channel& channel, const float* __restrict x, float mean, float factor,
-               float shift, float* __restrict out) {
+template <bool Residual, bool Rectify>
+void normalise_runs(const Channel& channel, const float* __restrict x, const Normalised& how,
+                    float* __restrict out) {
+  const float mean = how.mean, factor = how.factor, shift = how.shift;
+  const float* __restrict residual = how.residual;
   for (std::int64_t n = 0; n < channel.images; ++n) {
     const std::int64_t from = n * channel.stride;
     for (std::int64_t i = from; i < from + channel.inner; ++i) {
-      out[i] = (x[i] - mean) * factor + shift;
+      float value = (x[i] - mean) * factor + shift;
+      if (Residual) {
+        value += residual[i];
+      }
+      out[i] = Rectify && value < 0.0f ? 0.0f : value;
     }
   }
 }
 
-void sums(const Channel& channel, const float* grad, const float* x, float mean, double* into) {
+void normalise(const Channel& channel, const float* x, const Normalised& how, float* out) {
+  const auto run = how.residual != nullptr
+                       ? (how.rectify ? normalise_runs<true, true> : normalise_runs<true, false>)
+                       : (how.rectify ? normalise_runs<false, true> : normalise_runs<false, false>);
+  run(channel, x, how, out);
+}
+
+typedef int Mask __attribute__((vector_size(4 * kLanes)));
+
+// What of the gradient at `at` passes.
+template <bool Masked>
+inline void pass(const Above& above, std::int64_t at, Vector* grad) {
+  load(above.grad + at, grad);
+  if (Masked) {
+    Vector result;
+    const Vector zero = {};
+    load(above.result + at, &result);
+    *grad = reinterpret_cast<Vector>(reinterpret_cast<Mask>(*grad) & ~(result <= zero));
+  }
+}
+
+template <bool Masked>
+inline float pass(const Above& above, std::int64_t at) {
+  return Masked && above.result[at] <= 0.0f ? 0.0f : above.grad[at];
+}
+
+template <bool Masked>
+void sum_runs(const Channel& channel, const Above& above, const float* x, float mean,
+              double* into) {
   into[0] = into[1] = 0;
   Pair plain, product;
   in_pieces(
       channel,
       [&](std::int64_t from, std::int64_t vectors, std::int64_t rest) {
-        const float* above = grad + from;
-        const float* run = x + from;
         Vector g, v;
-        for (std::int64_t i = 0; i < vectors; i += kStep) {
-          load(above + i, &g);
-          load(run + i, &v);
+        for (std::int64_t i = from; i < from + vectors; i += kStep) {
+          pass<Masked>(above, i, &g);
+          load(x + i, &v);
           plain.even += g;
           product.even += g * (v - mean);
-          load(above + i + kLanes, &g);
-          load(run + i + kLanes, &v);
+          pass<Masked>(above, i + kLanes, &g);
+          load(x + i + kLanes, &v);
           plain.odd += g;
           product.odd += g * (v - mean);
         }
-        for (std::int64_t i = vectors; i < vectors + rest; ++i) {
-          into[0] += above[i];
-          into[1] += above[i] * (run[i] - mean);
+        for (std::int64_t i = from + vectors; i < from + vectors + rest; ++i) {
+          const float grad = pass<Masked>(above, i);
+          into[0] += grad;
+          into[1] += grad * (x[i] - mean);
         }
       },
       [&] {
@@ -148,14 +182,37 @@ void sums(const Channel& channel, const float* grad, const float* x, float mean,
       });
 }
 
-void differentiate(const Channel& channel, const float* __restrict grad, const float* __restrict x,
-                   float mean, float offset, float slope, float factor, float* __restrict out) {
+void sums(const Channel& channel, const Above& above, const float* x, float mean, double* into) {
+  const auto run = above.result != nullptr ? sum_runs<true> : sum_runs<false>;
+  run(channel, above, x, mean, into);
+}
+
+template <bool Masked, bool Keep>
+void differentiate_runs(const Channel& channel, const Above& above, const float* __restrict x,
+                        const Slopes& by, float* __restrict out, float* __restrict passed) {
+  const float mean = by.mean, offset = by.offset, slope = by.slope, factor = by.factor;
+  const float* __restrict grad = above.grad;
+  const float* __restrict result = above.result;
   for (std::int64_t n = 0; n < channel.images; ++n) {
     const std::int64_t from = n * channel.stride;
     for (std::int64_t i = from; i < from + channel.inner; ++i) {
-      out[i] = (grad[i] - offset - (x[i] - mean) * slope) * factor;
+      const float each = Masked && result[i] <= 0.0f ? 0.0f : grad[i];
+      if (Keep) {
+        passed[i] = each;
+      }
+      out[i] = (each - offset - (x[i] - mean) * slope) * factor;
     }
   }
+}
+
+void differentiate(const Channel& channel, const Above& above, const float* x, const Slopes& by,
+                   float* out, float* passed) {
+  const bool masked = above.result != nullptr;
+  const auto run = passed != nullptr
+                       ? (masked ? differentiate_runs<true, true> : differentiate_runs<false, true>)
+                       : (masked ? differentiate_runs<true, false>
+                                 : differentiate_runs<false, false>);
+  run(channel, above, x, by, out, passed);
 }
 
 Loops make_loops() { return {sum, squares, normalise, sums, differentiate}; }

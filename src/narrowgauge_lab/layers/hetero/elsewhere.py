@@ -2,15 +2,17 @@
 
 What lies between the layers is most of a step whose products are elsewhere, and batch
 normalisation is most of that: torch's makes several passes over the threads, with sums in float64.
+Networks that ask for what follows it too (`networks.rectified`) have it in the same pass.
 """
 
 # unverified: steps by elsewhere_by=kernels beside a GPU | none since | narrowgauge run hetero-tax
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from narrowgauge_contract.placement import PlacementPlan
@@ -21,25 +23,33 @@ __all__ = ["HostBatchNorm2d", "elsewhere_by", "place_elsewhere"]
 
 
 class HostBatchNorm2d(nn.BatchNorm2d):
-    """nn.BatchNorm2d with its constructor, parameters, buffers and state dict. What trains on a
-    CPU, in float32 and in order of memory, goes by the kernels, and everything else by torch.
-    Gradients of gradients are refused there."""
+    """nn.BatchNorm2d with its constructor, parameters, buffers and state dict, which also adds and
+    rectifies what it has normalised. What trains on a CPU, in float32 and in order of memory, goes
+    by the kernels, and everything else by torch. Gradients of gradients are refused there."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self._goes_by_kernels(x):
-            return super().forward(x)
-        y, mean, variance = batch_norm(x, self.weight, self.bias, self.eps)
+    #: See `networks.rectified`.
+    rectifies = True
+
+    def forward(
+        self, x: torch.Tensor, residual: Optional[torch.Tensor] = None, rectify: bool = False
+    ) -> torch.Tensor:
+        if not self._goes_by_kernels(x, residual):
+            y = super().forward(x)
+            y = y if residual is None else y + residual
+            return F.relu(y) if rectify else y
+        y, mean, variance = batch_norm(x, self.weight, self.bias, self.eps, residual, rectify)
         if self.track_running_stats and self.running_mean is not None:
             self._follow(mean, variance, x.numel() // x.shape[1])
         return y
 
-    def _goes_by_kernels(self, x: torch.Tensor) -> bool:
-        own: Tuple[Optional[torch.Tensor], ...] = (self.weight, self.running_mean)
+    def _goes_by_kernels(self, x: torch.Tensor, residual: Optional[torch.Tensor]) -> bool:
+        others = (self.weight, self.running_mean, residual)
         return (
             self.training
             and x.dim() == 4
             and x.device.type == "cpu"
-            and all(each is None or each.dtype == torch.float32 for each in (x, *own))
+            and all(each is None or each.dtype == torch.float32 for each in (x, *others))
+            and (residual is None or residual.shape == x.shape)  # torch also repeats smaller ones
             and x.is_contiguous()
             and x.shape[1] == self.num_features  # torch says what is wrong with another number
             and x.numel() > x.shape[1]  # and with a single value
