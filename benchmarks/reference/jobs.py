@@ -19,8 +19,8 @@ __all__ = [
     "missing_packages", "named", "without_data", "words",
 ]  # fmt: skip
 
-#: In a job's folder: the GPU that it began on, and whether it shares; that it runs; that it is to
-#: end now, unfinished; and once it is through, its exit code and seconds.
+#: In a job's folder: the GPU that it began on, whether it shares and what it came after; that it
+#: runs; that it is to end now, unfinished; and once it is through, its exit code and seconds.
 BEGUN, RUNNING, DROPPED, ENDED = "begun.json", "running", "dropped", "ended.json"
 
 #: In a word of a command or a parameter: the folder of all jobs' folders.

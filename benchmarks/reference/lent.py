@@ -26,7 +26,7 @@ N: after so many seconds what runs is stopped in order.
 It prints how far each job is, and how long it takes at its pace of the last minutes.
 Of a run that goes on the archive has its events: `narrowgauge_lab record` makes a record of them.
 `--unfinished`: the newest checkpoints of trainings that have not ended, the smallest first, in so
-many MB, as `unfinished.1-of-3` and so on, for another host.
+many MB, as `unfinished.….1-of-3` and so on, for another host (see `unfinished.py`).
 Its exit code is 0 once all has ended, however it did (WORK/ended has the worst code), 3 before.
 
 `drop` ends jobs that will not be through in time, in order, so that their lanes take the next ones.
@@ -107,12 +107,13 @@ def _begin(options: argparse.Namespace) -> int:
     work.mkdir(parents=True, exist_ok=True)
     if not copied:
         _copy_tree(work)
-    (work / ALL_ENDED).unlink(missing_ok=True)
     (work / CACHE).mkdir(exist_ok=True)
     if options.caches:
         _restore(options.caches, work / CACHE)
     if options.unfinished:
-        print(f"go on: {', '.join(restore_unfinished(options.unfinished, work / RUNS))}")
+        names = restore_unfinished(options.unfinished, work / RUNS, ROOT / "experiments")
+        print(f"go on: {', '.join(names)}")
+    (work / ALL_ENDED).unlink(missing_ok=True)
     words = [sys.executable, str(script), "run", str(work), "--gpus", options.gpus]
     words += ["--seconds", str(options.seconds), *options.lists]
     env = {**os.environ, "XDG_CACHE_HOME": str(work / CACHE), "PYTHONUNBUFFERED": "1"}
@@ -209,8 +210,9 @@ def _wait(options: argparse.Namespace) -> int:
     for line in running(work / RUNS):
         print(line)
     if options.unfinished:
-        kept, left = pack_unfinished(work / RUNS, options.into, int(options.unfinished * 1e6))
-        for line in (*(f"kept: {each}" for each in kept), *(f"no room: {each}" for each in left)):
+        room = int(options.unfinished * 1e6)
+        kept, left = pack_unfinished(work / RUNS, options.into, room, work / TREE / "experiments")
+        for line in (*(f"kept: {each}" for each in kept), *(f"left: {each}" for each in left)):
             print(line)
     return 0 if (work / ALL_ENDED).is_file() else GOES_ON
 

@@ -209,7 +209,7 @@ def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespac
     env.update(job.env)
     env["OUT"] = str(folder)
     if begun_on(folder) is None:
-        begun = {"gpu": gpu, "shares": job.shares}
+        begun = {"gpu": gpu, "shares": job.shares, "after": job.after}
         (folder / BEGUN).write_text(json.dumps(begun) + "\n")
     begin = time.monotonic()
     with (folder / "log.txt").open("ab") as log:

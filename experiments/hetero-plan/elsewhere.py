@@ -2,7 +2,8 @@
 
 Under a plan tensors come from copies and the optimiser is the training loop's; beside it runs the
 same network with layers that do nothing, whose tensors are ordinary and lie ready, and torch's
-own SGD. What a plan costs the CPU besides its layers is the difference.
+own SGD. What a plan costs the CPU besides its layers is the difference; where it has the kernels'
+operators there (`elsewhere_by`), what these spare is in it too.
 """
 
 from __future__ import annotations

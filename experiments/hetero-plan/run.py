@@ -215,10 +215,13 @@ def _every_plan(ctx: RowContext, what: Subject) -> None:
     """All plans in turn, the row's own among them. The best is chosen by the first half of the
     rounds, and its samples are those of the second: choosing by a sample flatters it."""
     layers, _ = layers_of(what)
-    plans = list(all_plans(layers, ctx.parameters["granularity"]))
     asked = ctx.parameters["plan"]
-    if asked != NO_PLAN:
-        plans.append(Taken(asked, ctx.plan(asked)))
+    own = None if asked == NO_PLAN else ctx.plan(asked)
+    # All by the operators of the plan that they are held against.
+    by = "kernels" if own is None else own.elsewhere_by
+    plans = list(all_plans(layers, ctx.parameters["granularity"], by))
+    if own is not None:
+        plans.append(Taken(asked, own))
 
     def measure() -> None:
         for each in plans:

@@ -94,8 +94,11 @@ class Taken:
         return {"code": self.code, "plan": plan_document(self.plan), "seconds": self.seconds}
 
 
-def all_plans(layers: Sequence[PlacedLayer], granularity: str) -> Tuple[Taken, ...]:
-    """Every division of these layers' fp32 passes between the devices, all else on the CPU.
+def all_plans(
+    layers: Sequence[PlacedLayer], granularity: str, elsewhere_by: str = "kernels"
+) -> Tuple[Taken, ...]:
+    """Every division of these layers' fp32 passes between the devices, all else on the CPU, by
+    whose operators `elsewhere_by` says.
 
     A code has `c` and `a` per layer, or per pass in the order of `PASSES`. Of a layer without an
     input gradient that pass goes with the weight's: it never runs. Raises BadValueError.
@@ -112,7 +115,7 @@ def all_plans(layers: Sequence[PlacedLayer], granularity: str) -> Tuple[Taken, .
         code = ".".join(letters for letters, _ in chosen)
         named = tuple((layer.name, placed) for layer, (_, placed) in zip(layers, chosen))
         plan = PlacementPlan(
-            f"all-{code}", "cpu", named, _layer("ccc"), Transfers(), elsewhere_by="kernels"
+            f"all-{code}", "cpu", named, _layer("ccc"), Transfers(), elsewhere_by=elsewhere_by
         )
         found.append(Taken(code, plan))
     return tuple(found)

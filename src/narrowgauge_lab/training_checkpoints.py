@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List
 
 import torch
@@ -17,6 +18,8 @@ __all__ = ["TrainingCheckpoints"]
 
 #: A checkpoint of a large network takes seconds: the next one is so many times as far away.
 _TIMES_A_SAVE = 20.0
+#: Linux makes it up anew at each start, for containers too.
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class TrainingCheckpoints:
@@ -74,9 +77,9 @@ class TrainingCheckpoints:
         before = state.get("circumstances", self._here)  # older versions' checkpoints lack them
         self._elsewhere = list(state.get("elsewhere", ()))
         self._elsewhere += [
-            f"{name} {before[name]} until epoch {state['epoch']}, {now} from there on"
+            f"{name} {before.get(name)} until epoch {state['epoch']}, {now} from there on"
             for name, now in self._here.items()
-            if before[name] != now
+            if before.get(name) != now
         ]
         if self._elsewhere:
             training.history.forget_times()
@@ -125,7 +128,16 @@ def _circumstances(ctx: RowContext) -> Dict[str, str]:
     """What trains here: one record says it once, of its last process."""
     cuda = ctx.device.type == "cuda"
     return {
+        "host": _boot(),
         "accelerator": torch.cuda.get_device_name(ctx.device) if cuda else "none",
         "torch": str(torch.__version__),
         "source": facts.source_hash()[:12],
     }
+
+
+def _boot() -> str:
+    """Which start of which host this is: nothing that says more of it than that."""
+    try:
+        return _BOOT.read_text(encoding="ascii")[:8]
+    except OSError:
+        return "unknown"

@@ -226,6 +226,46 @@ def test_how_far_jobs_are_is_said(checkout: Path, tmp_path: Path) -> None:
     ]
 
 
+def test_a_training_goes_on_in_another_place(checkout: Path, tmp_path: Path) -> None:
+    """What is begun again finds its job and its checkpoint, and nothing else."""
+    work, there, into = tmp_path / "work", tmp_path / "there", tmp_path / "into"
+    tiny = checkout / "experiments" / "tiny"
+    tiny.mkdir(parents=True)
+    (tiny / "run.py").write_text("")
+    lists = checkout / "benchmarks" / "reference" / "lists" / "tiny.toml"
+    code = (
+        "cd $OUT; ls -R job.json events.jsonl checkpoints > found 2> missing;"
+        "mkdir -p checkpoints/row-0;"
+        """echo '{"run_id": "first", "experiment": "tiny"}' > job.json;"""
+        "echo 7 > checkpoints/row-0/checkpoint-000007.pt; sleep 600"
+    )
+    lists.write_text(
+        f'[[job]]\nname = "long"\nshares = true\ncommand = ["bash", "-c", {json.dumps(code)}]\n'
+    )
+    lent(checkout, "begin", str(work), "tiny")
+    _until((work / "runs/long/checkpoints/row-0/checkpoint-000007.pt").is_file)
+    said = lent(checkout, "wait", str(work), "0", "--into", str(into), "--unfinished", "1").stdout
+    assert "kept: long, 0.0 MB" in said
+    lent(checkout, "drop", str(work), "long")
+    [piece] = into.glob("unfinished.*")
+
+    again = lent(checkout, "begin", str(there), "tiny", "--unfinished", str(piece))
+
+    assert again.returncode == 0, again.stderr
+    assert "go on: long" in again.stdout
+    found = there / "runs" / "long" / "found"
+    _until(lambda: found.is_file() and "checkpoint-000007.pt" in found.read_text())
+    assert "job.json" in found.read_text()
+    assert "events.jsonl" in (found.parent / "missing").read_text()
+    lent(checkout, "drop", str(there), "long")
+    assert lent(checkout, "wait", str(there), "30", "--into", str(into)).returncode == 0
+    # What is refused leaves an end an end, or nobody would ever see one again.
+    refused = lent(checkout, "begin", str(there), "tiny", "--unfinished", str(piece))
+    assert (refused.returncode, "begun in" in refused.stderr) == (2, True)
+    assert lent(checkout, "wait", str(there), "0", "--into", str(into)).returncode == 0
+    assert lent(checkout, "wait", str(work), "30", "--into", str(into)).returncode == 0
+
+
 @pytest.mark.slow
 def test_what_runs_too_long_is_stopped(checkout: Path, tmp_path: Path) -> None:
     work, into = tmp_path / "work", tmp_path / "into"

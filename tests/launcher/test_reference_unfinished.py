@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import random
+import re
+import shutil
 import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -28,18 +33,29 @@ def unfinished(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         sys.modules.pop(name, None)
 
 
-def job(out: Path, name: str, size: int, shares: bool = True, **files: str) -> Path:
+@pytest.fixture
+def experiments(tmp_path: Path) -> Path:
+    """With one, of some code and a page."""
+    folder = tmp_path / "experiments" / "tiny"
+    folder.mkdir(parents=True)
+    for name in ("run.py", "experiment.toml", "README.md"):
+        (folder / name).write_text(name)
+    return folder.parent
+
+
+def job(out: Path, name: str, size: int, files: dict[str, str] | None = None, **begun: Any) -> Path:
     """A run with two checkpoints of a row and one of a stage of it, of so many bytes each."""
     folder = out / name
     row = folder / "checkpoints" / "row-0"
     (row / "trunk").mkdir(parents=True)
     for path in ("checkpoint-000001.pt", "checkpoint-000002.pt", "trunk/checkpoint-000007.pt"):
         (row / path).write_bytes(random.Random(f"{name} {path}").randbytes(size))
-    (folder / "job.json").write_text(json.dumps({"run_id": name}))
-    (folder / "begun.json").write_text(json.dumps({"gpu": "0", "shares": shares}))
+    (folder / "job.json").write_text(json.dumps({"run_id": name, "experiment": "tiny", "seed": 3}))
+    note = {"gpu": "0", "shares": True, "after": [], **begun}
+    (folder / "begun.json").write_text(json.dumps(note))
     (folder / "events.jsonl").write_text("{}")
-    for file, text in files.items():
-        (folder / file.replace("_", ".")).write_text(text)
+    for file, text in (files or {}).items():
+        (folder / file).write_text(text)
     return folder
 
 
@@ -49,95 +65,162 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_jobs_and_their_newest_checkpoints_come_to_another_host(
-    unfinished: ModuleType, tmp_path: Path
+    unfinished: ModuleType, experiments: Path, tmp_path: Path
 ) -> None:
     here, there, into = tmp_path / "here", tmp_path / "there", tmp_path / "into"
     into.mkdir()
-    (into / "unfinished.5-of-9").write_bytes(b"of an earlier call")
+    (into / "unfinished.0123456789ab.5-of-9").write_bytes(b"of an earlier call")
     job(here, "large", 30_000)
     job(here, "small", 5_000)
-    job(here, "timed", 5_000, shares=False)
-    job(here, "through", 5_000, ended_json="{}")
+    job(here, "through", 5_000, {"ended.json": "{}"})
     (here / "new").mkdir()
+    (job(here, "bare", 10) / "checkpoints").rename(tmp_path / "elsewhere")
 
-    kept, left = unfinished.pack_unfinished(here, into, 10**6)
+    kept, left = unfinished.pack_unfinished(here, into, 10**6, experiments)
     pieces = sorted(into.iterdir(), reverse=True)
-    names = unfinished.restore_unfinished(pieces, there)
+    names = unfinished.restore_unfinished(pieces, there, experiments)
 
     assert (kept, left) == (["small, 0.0 MB", "large, 0.1 MB"], [])
-    assert [piece.name for piece in reversed(pieces)] == [
-        f"unfinished.{number}-of-5" for number in range(1, 6)
+    assert [piece.name.split(".", 2)[2] for piece in reversed(pieces)] == [
+        f"{number}-of-5" for number in range(1, 6)
     ]
     assert names == ["large", "small"]
-    expected = contents(here)
+    before, after = contents(here), contents(there)
     carried = (
-        "job.json",
         "checkpoints/row-0/checkpoint-000002.pt",
         "checkpoints/row-0/trunk/checkpoint-000007.pt",
     )
-    assert contents(there) == {
-        f"{name}/{path}": expected[f"{name}/{path}"] for name in names for path in carried
+    for name in names:
+        found = json.loads(after.pop(f"{name}/job.json"))
+        assert re.fullmatch(r"\d{8}T\d{6}Z-tiny-[0-9a-f]{6}", found["run_id"])
+        assert (found["experiment"], found["seed"]) == ("tiny", 3)
+    assert after == {
+        f"{name}/{path}": before[f"{name}/{path}"] for name in names for path in carried
     }
     # What is not begun there either goes further, as it is.
-    assert unfinished.pack_unfinished(there, into, 10**6)[0] == kept
-    with pytest.raises(ValueError, match=r"'large' was begun in .* already"):
-        unfinished.restore_unfinished(sorted(into.iterdir()), there)
+    again = unfinished.pack_unfinished(there, into, 10**6, experiments)[0]
+    assert [line.split(",")[0] for line in again] == ["small", "large"]
+    with pytest.raises(ValueError, match=r"'small' was begun in .* already"):
+        unfinished.restore_unfinished(sorted(into.iterdir()), there, experiments)
+
+
+def test_what_has_to_end_where_it_began_stays(
+    unfinished: ModuleType, experiments: Path, tmp_path: Path
+) -> None:
+    """Timed; fine-tuned from another job's weights, or from its own; of a host before this."""
+    out = tmp_path / "out"
+    job(out, "timed", 10, shares=False)
+    job(out, "tuned", 10, after=["weights-18"])
+    job(out, "own", 10, {"weights-approx-0.pt": ""})
+    job(out, "unreadable", 10, {"begun.json": "{"})
+
+    kept, left = unfinished.pack_unfinished(out, tmp_path, 10**6, experiments)
+
+    assert kept == []
+    assert left == [
+        "own, 0.0 MB: it has trained weights of its own to begin from",
+        "timed, 0.0 MB: what is timed does not travel",
+        "tuned, 0.0 MB: it begins from what weights-18 made",
+        "unreadable, 0.0 MB: its begun.json cannot be read",
+    ]
+    assert list(tmp_path.glob("unfinished.*")) == []
 
 
 def test_what_finds_no_room_is_said_and_the_smallest_goes_first(
-    unfinished: ModuleType, tmp_path: Path
+    unfinished: ModuleType, experiments: Path, tmp_path: Path
 ) -> None:
     job(tmp_path / "out", "large", 30_000)
     job(tmp_path / "out", "small", 5_000)
 
-    found = unfinished.pack_unfinished(tmp_path / "out", tmp_path, 50_000)
-    assert found == (["small, 0.0 MB"], ["large, 0.1 MB"])
-    assert sum(each.stat().st_size for each in tmp_path.glob("unfinished.*")) <= 50_000
-    assert unfinished.pack_unfinished(tmp_path / "out", tmp_path, 100)[0] == []
-    assert list(tmp_path.glob("unfinished.*")) == []
+    for room, count in ((60_000, 1), (26_000, 1), (25_000, 0), (100, 0)):
+        kept, left = unfinished.pack_unfinished(tmp_path / "out", tmp_path, room, experiments)
+        assert (len(kept), len(left)) == (count, 2 - count)
+        assert left[-1] == "large, 0.1 MB: no room"
+        assert sum(each.stat().st_size for each in tmp_path.glob("unfinished.*")) <= room
 
 
 def test_a_checkpoint_that_goes_while_it_is_packed_is_left_out(
-    unfinished: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unfinished: ModuleType, experiments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = job(tmp_path / "out", "ends", 100)
+    job(tmp_path / "out", "ends", 100)
     read = Path.read_bytes
 
     def gone(path: Path) -> bytes:
-        if path.name == "checkpoint-000002.pt":
+        if path.name == name:
             path.unlink()
         return read(path)
 
     monkeypatch.setattr(Path, "read_bytes", gone)
-    kept, _ = unfinished.pack_unfinished(tmp_path / "out", tmp_path, 10**6)
-    monkeypatch.undo()
-
+    name = "checkpoint-000002.pt"
+    kept, _ = unfinished.pack_unfinished(tmp_path / "out", tmp_path, 10**6, experiments)
     assert kept == ["ends, 0.0 MB"]
-    with tarfile.open(tmp_path / "unfinished.1-of-1") as archive:
+    [piece] = tmp_path.glob("unfinished.*.1-of-1")
+    with tarfile.open(piece) as archive:
         assert archive.getnames() == [
-            "ends/job.json", "ends/checkpoints/row-0/trunk/checkpoint-000007.pt"
+            "ends/job.json", "ends/sources.json",
+            "ends/checkpoints/row-0/trunk/checkpoint-000007.pt",
         ]  # fmt: skip
-    assert folder.is_dir()
+    (tmp_path / "out/ends/checkpoints/row-0/checkpoint-000001.pt").unlink()
+    name = "checkpoint-000007.pt"
+    kept, left = unfinished.pack_unfinished(tmp_path / "out", tmp_path, 10**6, experiments)
+    assert (kept, left) == ([], ["ends, 0.0 MB: it ends now"])
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (["unfinished.1-of-2"], "pieces are missing"),
-        (["unfinished.1-of-1", "unfinished.2-of-2"], "pieces are missing"),
-        (["records.tar.gz"], "is no piece"),
-        (["unfinished.1-of-1"], "are no archive"),
-    ],
-)
-def test_what_is_not_all_there_is_refused(
-    unfinished: ModuleType, tmp_path: Path, names: list[str], said: str
+def test_pieces_that_are_not_all_there_are_refused(
+    unfinished: ModuleType, experiments: Path, tmp_path: Path
 ) -> None:
-    for name in names:
-        (tmp_path / name).write_bytes(b"x" * 2000)
+    out = tmp_path / "out"
+    both = []
+    for name in ("one", "two"):
+        job(tmp_path / name, name, 12_000)
+        (tmp_path / name / "into").mkdir()
+        unfinished.pack_unfinished(tmp_path / name, tmp_path / name / "into", 10**6, experiments)
+        both.append(sorted((tmp_path / name / "into").iterdir()))
+    one, two = both
+    changed = tmp_path / one[1].name
+    changed.write_bytes(one[1].read_bytes()[:-1] + b"x")
+    strange = tmp_path / "records.tar.gz"
+    strange.write_bytes(b"x")
 
-    with pytest.raises(ValueError, match=said):
-        unfinished.restore_unfinished([tmp_path / name for name in names], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    for pieces, said in (
+        (one[1:], "missing, or there twice"),
+        ([*one, one[0]], "missing, or there twice"),
+        ([*one, *two], "of several archives"),
+        ([one[0], changed], "not as they were written"),
+        ([strange], "is no piece"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            unfinished.restore_unfinished(pieces, out, experiments)
+    assert not out.exists()
+    assert unfinished.restore_unfinished(one, out, experiments) == ["one"]
+
+
+def written(unfinished: ModuleType, folder: Path, body: bytes) -> Path:
+    piece = folder / f"unfinished.{hashlib.sha256(body).hexdigest()[:12]}.1-of-1"
+    piece.write_bytes(body)
+    return piece
+
+
+def test_another_experiment_than_it_began_with_is_refused(
+    unfinished: ModuleType, experiments: Path, tmp_path: Path
+) -> None:
+    job(tmp_path / "out", "carried", 100)
+    unfinished.pack_unfinished(tmp_path / "out", tmp_path, 10**6, experiments)
+    pieces = list(tmp_path.glob("unfinished.*"))
+    (experiments / "tiny" / "README.md").write_text("of another page nobody learns otherwise")
+    (experiments / "tiny" / "run.py").write_text("another")
+    (experiments / "tiny" / "new.py").write_text("new")
+
+    with pytest.raises(ValueError, match=r"another new\.py, run\.py of experiments/tiny"):
+        unfinished.restore_unfinished(pieces, tmp_path / "there", experiments)
+    shutil.rmtree(experiments / "tiny")
+    with pytest.raises(ValueError, match="lacks what a job has"):
+        unfinished.restore_unfinished(pieces, tmp_path / "there", experiments)
+    with pytest.raises(ValueError, match="are no archive"):
+        unfinished.restore_unfinished(
+            [written(unfinished, tmp_path, b"x" * 2000)], tmp_path / "there", experiments
+        )
+    assert not (tmp_path / "there").exists()
 
 
 @pytest.mark.parametrize(
@@ -153,15 +236,16 @@ def test_what_is_not_all_there_is_refused(
     ],
 )
 def test_nothing_lies_outside_of_a_job(
-    unfinished: ModuleType, tmp_path: Path, name: str, linked: bool
+    unfinished: ModuleType, experiments: Path, tmp_path: Path, name: str, linked: bool
 ) -> None:
-    piece = tmp_path / "unfinished.1-of-1"
-    with tarfile.open(piece, "w") as archive:
+    body = io.BytesIO()
+    with tarfile.open(fileobj=body, mode="w") as archive:
         member = tarfile.TarInfo(name)
         member.type = tarfile.SYMTYPE if linked else tarfile.REGTYPE
         member.linkname = os.devnull
         archive.addfile(member)
+    piece = written(unfinished, tmp_path, body.getvalue())
 
     with pytest.raises(ValueError, match="is no file of an unfinished job"):
-        unfinished.restore_unfinished([piece], tmp_path / "out")
+        unfinished.restore_unfinished([piece], tmp_path / "out", experiments)
     assert not (tmp_path / "out").exists()

@@ -128,12 +128,15 @@ Tensors batch_norm_cpu(const at::Tensor& given, const Optional& weight, const Op
   const Channel channel = extent.channel();
   for_each_channel(extent, [&](std::int64_t c) {
     const float* values = from + c * extent.inner;
-    const double exact = loops.sum(channel, values) / extent.count();
-    const float mean = static_cast<float>(exact);
-    // About the rounded mean the squares are larger by the square of what was rounded off.
-    const double off = exact - mean;
-    const double squares = loops.squares(channel, values, mean) / extent.count() - off * off;
+    // Lanes of fp32 lose what is small beside the sum, all in one direction where values are alike.
+    // What is left about this mean is small, and says what was lost.
+    const float about = static_cast<float>(loops.sum(channel, values) / extent.count());
+    double sums[2];
+    loops.apart(channel, values, about, sums);
+    const double off = sums[0] / extent.count();
+    const double squares = sums[1] / extent.count() - off * off;
     const double variance = squares < 0 ? 0 : squares;  // NaN stays
+    const float mean = static_cast<float>(about + off);
     mean_of[c] = mean;
     variance_of[c] = static_cast<float>(variance);
     const float factor = static_cast<float>(factors[c] / std::sqrt(variance + eps));
@@ -204,10 +207,12 @@ Tensors batch_norm_meta(const at::Tensor& x, const Optional& weight, const Optio
 }
 
 Gradients batch_norm_grad_meta(const at::Tensor& grad, const at::Tensor& x, const Optional&,
-                               const at::Tensor&, const at::Tensor&, double, const Optional&,
-                               bool keep, std::string) {
+                               const at::Tensor& mean, const at::Tensor& variance, double,
+                               const Optional&, bool keep, std::string) {
   extent_of(x);
   check_like("grad", grad, x);
+  check_channels("mean", mean, x);
+  check_channels("variance", variance, x);
   const Tensors found = shapes_of(x);
   return Gradients(std::get<0>(found), std::get<1>(found), std::get<2>(found),
                    keep ? at::empty(x.sizes(), x.options()) : at::empty({0}, x.options()));

@@ -37,9 +37,9 @@ struct Slopes {
 };
 
 struct Loops {
-  // The sum of x, and of (x - mean)^2.
+  // The sum of x; and of x - mean into sums[0], and of its square into sums[1].
   double (*sum)(const Channel& channel, const float* x);
-  double (*squares)(const Channel& channel, const float* x, float mean);
+  void (*apart)(const Channel& channel, const float* x, float mean, double* sums);
   // out = (x - mean) * factor + shift, and the residual, and 0 where that is negative
   void (*normalise)(const Channel& channel, const float* x, const Normalised& how, float* out);
   // The sum of the gradient that passes into sums[0], and of its product by x - mean into sums[1].

@@ -83,9 +83,9 @@ double sum(const Channel& channel, const float* x) {
   return total;
 }
 
-double squares(const Channel& channel, const float* x, float mean) {
-  double total = 0;
-  Pair pair;
+void apart(const Channel& channel, const float* x, float mean, double* into) {
+  into[0] = into[1] = 0;
+  Pair plain, square;
   in_pieces(
       channel,
       [&](std::int64_t from, std::int64_t vectors, std::int64_t rest) {
@@ -94,18 +94,23 @@ double squares(const Channel& channel, const float* x, float mean) {
         for (std::int64_t i = 0; i < vectors; i += kStep) {
           load(run + i, &v);
           v -= mean;
-          pair.even += v * v;
+          plain.even += v;
+          square.even += v * v;
           load(run + i + kLanes, &v);
           v -= mean;
-          pair.odd += v * v;
+          plain.odd += v;
+          square.odd += v * v;
         }
         for (std::int64_t i = vectors; i < vectors + rest; ++i) {
-          const float apart = run[i] - mean;
-          total += apart * apart;
+          const float each = run[i] - mean;
+          into[0] += each;
+          into[1] += each * each;
         }
       },
-      [&] { total += pair.take(); });
-  return total;
+      [&] {
+        into[0] += plain.take();
+        into[1] += square.take();
+      });
 }
 
 template <bool Residual, bool Rectify>
@@ -215,7 +220,7 @@ void differentiate(const Channel& channel, const Above& above, const float* x, c
   run(channel, above, x, by, out, passed);
 }
 
-Loops make_loops() { return {sum, squares, normalise, sums, differentiate}; }
+Loops make_loops() { return {sum, apart, normalise, sums, differentiate}; }
 
 }  // namespace
 }  // namespace batch_norm

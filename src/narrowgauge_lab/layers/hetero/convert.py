@@ -18,7 +18,11 @@ from narrowgauge_contract.errors import (
 )
 from narrowgauge_contract.placement import PASSES, LayerPlacement, PlacementPlan
 from narrowgauge_lab.layers.hetero.bus import Bus, require_policy
-from narrowgauge_lab.layers.hetero.elsewhere import elsewhere_by, place_elsewhere
+from narrowgauge_lab.layers.hetero.elsewhere import (
+    elsewhere_by,
+    normalised_by_kernels,
+    place_elsewhere,
+)
 from narrowgauge_lab.layers.hetero.ledger import Ledger
 from narrowgauge_lab.layers.hetero.modules import HeteroConv2d, HeteroLinear
 from narrowgauge_lab.layers.hetero.overflow import OverflowWatch
@@ -49,8 +53,7 @@ class Converted:
     they stay torch's own. `native_precision` is that precision (fp32 or tf32), which whoever trains
     sets by `tf32_flags.allow_tf32`. Where no layer is native it is that of all placed float32
     products, which set it by themselves where it is not set, at some 80 us a product; empty where
-    they have none or both. `elsewhere_by`: whose operators run where everything else lives, and
-    `normalised`: how many batch normalisations are the kernels'.
+    they have none or both. `elsewhere_by`: whose operators may run where everything else lives.
     """
 
     model: nn.Module
@@ -61,7 +64,6 @@ class Converted:
     native_precision: str
     runners: Tuple[Runner, ...]
     elsewhere_by: str
-    normalised: int
 
     @property
     def ledger(self) -> Ledger:
@@ -106,7 +108,7 @@ class Converted:
             "native_precision": self.native_precision,
             "left_alone": [dataclasses.asdict(each) for each in self.left_alone],
             "elsewhere_by": self.elsewhere_by,
-            "normalised_by_kernels": self.normalised,
+            "normalised_by_kernels": normalised_by_kernels(self.model),
             "products": {runner.layer: runner.products() for runner in self.runners},
         }
 
@@ -168,9 +170,10 @@ def convert(
     for name, module, _ in layers:
         _place(module, runners.get(name))
     by = elsewhere_by(plan)
+    place_elsewhere(model, by)
     return Converted(
         model, bus, tuple(placements), tuple(left_alone), tuple(native), precision,
-        tuple(runners.values()), by, place_elsewhere(model, by),
+        tuple(runners.values()), by,
     )  # fmt: skip
 
 

@@ -19,21 +19,27 @@ from narrowgauge_contract.placement import PlacementPlan
 from narrowgauge_kernels.batch_norm import batch_norm
 from narrowgauge_kernels.library import has_kernels
 
-__all__ = ["HostBatchNorm2d", "elsewhere_by", "place_elsewhere"]
+__all__ = ["HostBatchNorm2d", "elsewhere_by", "normalised_by_kernels", "place_elsewhere"]
 
 
 class HostBatchNorm2d(nn.BatchNorm2d):
     """nn.BatchNorm2d with its constructor, parameters, buffers and state dict, which also adds and
-    rectifies what it has normalised. What trains on a CPU, in float32 and in order of memory, goes
-    by the kernels, and everything else by torch. Gradients of gradients are refused there."""
+    rectifies what it has normalised; hooks see what comes of it. What trains on a CPU, in float32
+    and in order of memory, goes by the kernels, and everything else by torch. Gradients of
+    gradients are refused there."""
 
     #: See `networks.rectified`.
     rectifies = True
+    #: Whether the last call in training went by the kernels.
+    by_kernels = False
 
     def forward(
         self, x: torch.Tensor, residual: Optional[torch.Tensor] = None, rectify: bool = False
     ) -> torch.Tensor:
-        if not self._goes_by_kernels(x, residual):
+        goes = self._goes_by_kernels(x, residual)
+        if self.training and goes is not self.by_kernels:
+            self.by_kernels = goes
+        if not goes:
             y = super().forward(x)
             y = y if residual is None else y + residual
             return F.relu(y) if rectify else y
@@ -75,11 +81,15 @@ def elsewhere_by(plan: PlacementPlan) -> str:
     return "kernels" if plan.elsewhere_by == "kernels" and has_kernels("cpu") else "torch"
 
 
-def place_elsewhere(model: nn.Module, by: str) -> int:
+def place_elsewhere(model: nn.Module, by: str) -> None:
     """Have batch normalisation go by `by`, in place: each stays the same object and changes its
-    class; subclasses of others are left alone. How many go by the kernels."""
+    class; subclasses of others are left alone."""
     kind = HostBatchNorm2d if by == "kernels" else nn.BatchNorm2d
-    found = [each for each in model.modules() if type(each) in (nn.BatchNorm2d, HostBatchNorm2d)]
-    for module in found:
-        module.__class__ = kind
-    return len(found) if by == "kernels" else 0
+    for module in model.modules():
+        if type(module) in (nn.BatchNorm2d, HostBatchNorm2d):
+            module.__class__ = kind
+
+
+def normalised_by_kernels(model: nn.Module) -> int:
+    """How many batch normalisations went by the kernels when they last trained."""
+    return sum(isinstance(each, HostBatchNorm2d) and each.by_kernels for each in model.modules())
