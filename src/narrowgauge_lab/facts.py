@@ -6,6 +6,7 @@ has done so cannot fork rows.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -68,8 +69,10 @@ class FactsError(NarrowgaugeError):
     exit_code = ExitCode.NOT_APPLICABLE
 
 
+@functools.lru_cache(maxsize=None)
 def source_hash() -> str:
-    """One sha256 over what the image holds of ours: contract, kernels, lab and scores."""
+    """One sha256 over what the image holds of ours: contract, kernels, lab and scores. Taken once:
+    rows, which are forked from who asked first, run what was there then."""
     names = (
         "narrowgauge_contract", "narrowgauge_kernels", "narrowgauge_lab", "narrowgauge_scores",
     )  # fmt: skip
