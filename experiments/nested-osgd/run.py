@@ -31,7 +31,9 @@ _STEPS = (0.5, 0.75, 0.9)
 def run(ctx: RowContext) -> None:
     """Train as `ctx.parameters` say and score every exit."""
     parameters = ctx.parameters
-    splits = splits_of(ctx, ctx.asked_data(**_SYNTHETIC), Augmentation(padding=4, flip=True))
+    last = parameters["layout"] == "nhwc"
+    moved = Augmentation(padding=4, flip=True)
+    splits = splits_of(ctx, ctx.asked_data(**_SYNTHETIC), moved, channels_last=last)
     training.seed_everything(ctx.seed)
     net, about = make(parameters, len(splits.classes))
     ctx.fact("variant", about.variant)
