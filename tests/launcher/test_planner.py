@@ -137,6 +137,22 @@ def test_what_whole_steps_took_longer_is_predicted_too() -> None:
     assert planner.fastest(Asked()).predicted.seconds > bare + 1e-3
 
 
+def test_no_processor_is_busy_for_longer_than_the_step() -> None:
+    """Where whole steps over the bus take less than their parts."""
+    rates = Rates(bus=1e12, accelerator=1e14, call=1e-4)
+    parts = Planner(with_steps(costs(rates), cpu=1.0, hetero_fp32=1.0))
+    cpu, hetero = (parts.step_of(name) for name in ("cpu", "hetero-fp32"))
+    as_parts, shorter = (
+        Planner(with_steps(costs(rates), cpu=cpu, hetero_fp32=hetero - less))
+        .fastest(Asked("cpu"))
+        .predicted
+        for less in (0.0, 11 * 8e-5)
+    )
+
+    assert shorter.busy["cpu"] <= shorter.seconds
+    assert shorter.busy["cpu"] < as_parts.busy["cpu"]
+
+
 def test_a_plan_of_the_planner_reads_back_from_its_toml(tmp_path: Path) -> None:
     found = Planner(costs(Rates(bus=1e12), precisions=("fp32", "bf16"))).fastest(
         Asked("cpu", ("fp32", "bf16"))

@@ -154,7 +154,10 @@ class Options:
             cost = found
         if away:
             longer = unmodelled.per_pass / self.machine.cpu
-            cost = replace(cost, chain=max(0.0, cost.chain + longer))
+            # A call that takes less within a step than by itself is the host's, which is busy for
+            # that much less. Of one that takes longer nobody knows who waits for whom.
+            busy = max(0.0, cost.cpu + min(0.0, longer))
+            cost = replace(cost, chain=max(0.0, cost.chain + longer), cpu=busy)
         return [Choice(device, precision, cost, away)]
 
     def _local(self, number: int, pass_: str, device: str, precision: str, wanted: bool) -> Cost:
