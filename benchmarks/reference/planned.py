@@ -52,8 +52,7 @@ def command(report: Report, out: Path, options: argparse.Namespace) -> list[str]
         f"network={report.costs.network}",
         f"batch={report.costs.batch}",
         f"plan={out / PLAN_FILE}",
-        f"predicted={report.found.predicted.seconds:.6g}",
-        f"bound={report.bound:.6g}",
+        *report.options,
         f"elsewhere={report.asked.elsewhere}",
         *options.parameter,
     )

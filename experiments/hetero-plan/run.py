@@ -204,6 +204,12 @@ def _one_plan(ctx: RowContext, what: Subject) -> None:
         by_turns = steadily(ctx, lambda: beside_torch(what, plan, ctx.device, rounds), ctx.device)
         _metric(ctx, "elsewhere.plan", by_turns[0])
         _metric(ctx, "elsewhere.torch", by_turns[1])
+    before = ctx.parameters["accelerator_step"]
+    if before:
+        # It is the host that launches these steps, and where others use it, it changes by the hour.
+        ctx.metric(
+            "speed_since_costs", [before / each for each in taken[1]], unit="1", source="monotonic"
+        )
     bound = ctx.parameters["bound"]
     if bound:
         ctx.metric(

@@ -135,9 +135,11 @@ def test_int8_is_measured_in_both_forms(tmp_path: Path) -> None:
 
 
 def test_a_row_with_a_plan_measures_its_step(tmp_path: Path) -> None:
-    row = ROWS.run(tmp_path, "plan=hetero-fp32", "predicted=0.25", "bound=0.125")
+    given = ("predicted=0.25", "bound=0.125", "accelerator_step=0.5")
+    row = ROWS.run(tmp_path, "plan=hetero-fp32", *given)
 
-    steps = row.metric("step").values
+    steps, beside = (row.metric(name).values for name in ("step", "step.accelerator"))
+    assert row.metric("speed_since_costs").values == pytest.approx([0.5 / each for each in beside])
     assert row.metric("step_over_bound").values == pytest.approx([8 * each for each in steps])
     assert row.metric("predicted_step").values == (0.25,)
     assert len(row.metric("step").values) == len(row.metric("step.accelerator").values) == 2

@@ -67,7 +67,8 @@ def test_the_plan_is_written_and_the_next_command_is_said(cli: Cli) -> None:
     assert plan.name == document["plan"]["plan"]["name"] == "fast"
     assert (
         f"-p plan=fast.toml -p elsewhere=cpu -p predicted={document['predicted_step']:.6g} "
-        f"-p bound={document['bound']:.6g}" in err
+        f"-p bound={document['bound']:.6g} "
+        f"-p accelerator_step={document['accelerator_step']:.6g}" in err
     )
     assert document["variant"]["elsewhere"] == "cpu"
     assert document["measured"][0]["plan"] == "cpu"

@@ -88,6 +88,7 @@ def test_the_lab_gets_the_plan_and_what_it_takes(
     assert parameters.pop("plan") == str(out / "plan.toml")
     predicted = float(parameters.pop("predicted"))
     assert 0 < float(parameters.pop("bound")) <= predicted
+    assert parameters.pop("accelerator_step") == "0", "nobody measured such a step"
     assert parameters == {
         "network": "made-up", "batch": "32", "elsewhere": "cpu", "exhaustive": "true",
     }  # fmt: skip

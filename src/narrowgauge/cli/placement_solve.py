@@ -119,5 +119,5 @@ def _next(out: Path, report: Report) -> str:
         f"wrote {out}; to hold the prediction against a measurement:\n"
         f"narrowgauge run hetero-plan -p network={report.costs.network} "
         f"-p batch={report.costs.batch} -p plan={out} -p elsewhere={report.asked.elsewhere} "
-        f"-p predicted={report.found.predicted.seconds:.6g} -p bound={report.bound:.6g}"
+        + " ".join(f"-p {option}" for option in report.options)
     )

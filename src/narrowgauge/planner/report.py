@@ -73,8 +73,22 @@ class Report:
 
     @property
     def bound(self) -> float:
-        """Seconds that the busiest resource needs for a step by the plan, by the parts alone."""
+        """Seconds for which the busiest resource is busy in a step by the plan, by the costs."""
         return max(self.found.predicted.busy[name] for name in RESOURCES)
+
+    @property
+    def accelerator_step(self) -> float:
+        """Seconds that a step all on the accelerator took beside the costs; 0: not measured."""
+        return next((whole for name, whole, _ in self.measured if name == "accelerator"), 0.0)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What a run that holds the plan against measurements is told of it, as NAME=VALUE."""
+        return (
+            f"predicted={self.found.predicted.seconds:.6g}",
+            f"bound={self.bound:.6g}",
+            f"accelerator_step={self.accelerator_step:.6g}",
+        )
 
     @property
     def binding(self) -> str:
@@ -251,6 +265,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "variant": dataclasses.asdict(report.found.variant),
         "predicted_step": predicted.seconds,
         "bound": report.bound,
+        "accelerator_step": report.accelerator_step,
         "binding": report.binding,
         "doubtful": list(report.doubtful),
         "busy": dict(predicted.busy),
