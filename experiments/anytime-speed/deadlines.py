@@ -25,7 +25,7 @@ from .nets import Subject
 __all__ = ["Kept", "Result", "deadlines", "kept", "spans"]
 
 _SOURCE = "monotonic"
-#: Deadlines are drawn from the first answer to so many times the last one's time.
+#: Deadlines are drawn from the first answer to so many times the last one's, both as planned.
 _BEYOND = 1.2
 #: So many at once are measured again where the device was held back, and kept where the row is
 #: killed: a hundred thousand take minutes.
@@ -176,9 +176,10 @@ def _resumed(
 
 
 def spans(times: StageTimes, count: int, seed: int) -> List[float]:
-    """Seconds, evenly from what the first answer is planned with."""
+    """Seconds, evenly from what the first answer is planned with to more than all are: a range that
+    ends by typical times leaves nothing to decide where plans are far longer than these."""
     generator = torch_compat.generator_for(torch.device("cpu"), seed)
-    first, last = times.safe[0], max(times.until[-1], times.safe[0]) * _BEYOND
+    first, last = times.safe[0], sum(times.safe) * _BEYOND
     drawn: List[float] = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
     return [first + (last - first) * each for each in drawn]
 

@@ -33,10 +33,16 @@ def _scored(*folders: RunFolder) -> Scoring:
     return score(gather(folders))
 
 
-def _told(found: Scoring) -> str:
+def _told(found: Scoring, width: int = 200) -> str:
     stream = io.StringIO()
-    print_scoring(found, Console(file=stream, width=200))
+    print_scoring(found, Console(file=stream, width=width))
     return stream.getvalue()
+
+
+def _verdicts(found: Scoring) -> list[str]:
+    """The last column of the table of pairs."""
+    lines = _told(found).partition("told apart")[2].splitlines()[2:]
+    return [line.split()[-1] for line in lines[: len(found.pairs)]]
 
 
 def _strict(text: str) -> Any:
@@ -76,7 +82,7 @@ def test_two_families_are_told_apart_pairwise(tmp_path: Path) -> None:
     difference = found.families[0].macs.area.value - found.families[1].macs.area.value
     assert pair.difference.value == pytest.approx(difference)
     assert pair.difference.excludes_zero
-    assert "told apart" in _told(found)
+    assert _verdicts(found) == ["yes"]
 
 
 def test_a_family_is_not_told_apart_from_itself(tmp_path: Path) -> None:
@@ -84,7 +90,37 @@ def test_a_family_is_not_told_apart_from_itself(tmp_path: Path) -> None:
     found = _scored(recorded(tmp_path, one, number=1), recorded(tmp_path, same, number=2))
 
     assert not found.pairs[0].difference.excludes_zero
-    assert "not told apart" in _told(found)
+    assert _verdicts(found) == ["no"]
+
+
+def test_nothing_is_told_apart_by_times(tmp_path: Path) -> None:
+    """Two rows of one network take times that differ by more than their test images do."""
+    slow, fast = (
+        answers(name, latency=latencies(scale, 2 * scale, 4 * scale), device="a CPU")
+        for name, scale in (("slow", 2.0), ("fast", 1.0))
+    )
+    found = _scored(recorded(tmp_path, slow, number=1), recorded(tmp_path, fast, number=2))
+
+    by_macs, by_time = found.pairs
+    assert (by_macs.over, by_time.over) == ("MACs", "latency")
+    assert by_time.difference.excludes_zero
+    assert by_time.told_apart is None
+    assert _verdicts(found) == ["no", "–"]
+    assert scoring_json(found)["pairs"][1]["told_apart"] is None
+
+
+def test_eighty_columns_hold_the_tables_and_every_name_whole(tmp_path: Path) -> None:
+    names = [f"family number {n} of a rather long name, by a recipe [of] its own" for n in range(4)]
+    took = {"latency": latencies(1.0, 2.0, 4.0), "device": "a CPU"}
+    folders = [recorded(tmp_path, answers(name, **took), number=n) for n, name in enumerate(names)]
+    text = _told(_scored(*folders), 80)
+
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert all(name in text for name in names)
+    assert "\\" not in text
+    assert "…" not in text
+    for heading in ("seeds", "exits", "last exit (%)", "area over time", "own last", "AUROC"):
+        assert heading in text
 
 
 def test_images_in_another_order_are_paired_by_their_numbers(tmp_path: Path) -> None:
@@ -394,8 +430,10 @@ def test_a_mean_of_some_seeds_says_so(tmp_path: Path) -> None:
     assert (mean.seeds, mean.of, mean.mean) == (1, 3, MACS[0])
     assert (auroc.seeds, auroc.of) == (2, 3)  # nothing to tell apart where all is right
     text = _told(found)
-    assert "0.4 M (1 of 3 seeds)" in text
-    assert "(2 of 3 seeds)" in text
+    lines = text.splitlines()
+    (at,) = (number for number, line in enumerate(lines) if "0.4 M" in line)
+    assert "(1 of 3 seeds)" in lines[at + 1]
+    assert "(2 of 3 seeds)" in lines[at + 1]
     lines = {row["figure"]: row for row in csv.DictReader(io.StringIO(scoring_csv(found)))}
     assert (lines["macs_at_base_less_1"]["seeds"], lines["macs_at_base_less_1"]["of"]) == ("1", "3")
 
@@ -405,11 +443,11 @@ def test_without_a_plain_network_nothing_is_held_against_one(tmp_path: Path) -> 
     alone = _told(_scored(recorded(tmp_path, answers(), number=1)))
     beside = _scored(recorded(tmp_path, answers(), number=2), recorded(tmp_path, based, number=3))
 
-    assert "plain network" not in alone
-    assert "own last exit −1" in alone
+    assert "plain net-" not in alone
+    assert "own last" in alone
     assert "macs_at_base_less_1" not in beside.families[0].figures
     text = _told(beside)
-    assert "plain network −1" in text
+    assert "plain net-" in text
     assert "never" in text
 
 

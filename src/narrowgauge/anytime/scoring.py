@@ -34,6 +34,7 @@ from narrowgauge_scores.side_file import RunLogits
 __all__ = ["Curve", "FamilyScore", "Mean", "Pair", "Scoring", "score"]
 
 Floats = NDArray[np.float64]
+_LATENCY = "latency"
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,12 @@ class Pair:
     over: str
     difference: Interval
 
+    @property
+    def told_apart(self) -> bool | None:
+        """Whether more test images would tell them apart too. None over latency: times are taken
+        as they were measured, and two rows of one network differ by more than their images do."""
+        return None if self.over == _LATENCY else self.difference.excludes_zero
+
 
 @dataclass(frozen=True)
 class Scoring:
@@ -124,7 +131,7 @@ def score(gathered: Gathered, base: str = "") -> Scoring:
     curves, pairs = _curves(families, within, exit_costs, "MACs")
     timings: dict[str, Curve] = {}
     if latency_range is not None:
-        timings, more = _curves(timed, latency_range, _seconds, "latency")
+        timings, more = _curves(timed, latency_range, _seconds, _LATENCY)
         pairs += more
     scores = tuple(
         _family_score(family, families, curves[family.label], timings.get(family.label), within)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -13,17 +12,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from narrowgauge.anytime.showing_base import base_csv, base_json, base_table
+from narrowgauge.anytime.showing_tables import (
+    family_table,
+    figure_table,
+    legend,
+    numbers_of,
+    pair_table,
+)
 from narrowgauge.report.text import clean, csv_cell
 from narrowgauge.units import format_value
 from narrowgauge_scores.answers import confidences, correct_of
 from narrowgauge_scores.points import oracle_points
 from narrowgauge_scores.quality import conditional_profile, performance_profile
 from narrowgauge_scores.resampling import COVERAGE, DRAWS
-from narrowgauge_scores.scalars import BUDGETS, chance_of
+from narrowgauge_scores.scalars import chance_of
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from narrowgauge.anytime.scoring import Curve, FamilyScore, Pair, Scoring
     from narrowgauge_scores.areas import CostRange
@@ -33,15 +38,14 @@ if TYPE_CHECKING:
 
 __all__ = ["print_scoring", "scoring_csv", "scoring_json"]
 
-_FEW_PAIRS = 6
 _MOST_NOTES = 12
 #: Times at which performance profiles are given, geometrically from half the range to twice it.
 _TIMES = 41
 
 
 def print_scoring(found: Scoring, console: Console) -> None:
-    """The table of families, the pairs, and what to know of them. All of it is `Text`: what comes
-    from a file is neither markup nor an emoji's name."""
+    """The families, each by a number that the tables have, the pairs, and what to know of them. All
+    of it is `Text`: what comes from a file is neither markup nor an emoji's name."""
     from rich.text import Text
 
     images = f"{found.images:,} test images of {found.data}"
@@ -51,16 +55,21 @@ def print_scoring(found: Scoring, console: Console) -> None:
     console.print(
         Text(f"areas over ln(MACs): {found.range.why}, steps, chance level before the first")
     )
-    console.print(_family_table(found))
-    console.print(_figure_table(found))
+    console.print(legend(found))
+    tables = [family_table(found), figure_table(found)]
     if found.base is not None:
-        console.print(base_table(found.base))
+        tables.append(base_table(found.base, numbers_of(found)))
     if found.pairs:
-        console.print(_pair_table(found))
-    names = list(dict.fromkeys(label for label, _ in found.front))
+        tables.append(pair_table(found))
+    for table in tables:
+        console.print()
+        console.print(table)
+    front = dict.fromkeys(numbers_of(found)[label] for label, _ in found.front)
+    console.print()
     console.print(
-        Text(f"hypervolume {found.hypervolume:.4f}; nobody beats points of: {'; '.join(names)}")
-    )
+        Text(f"hypervolume {found.hypervolume:.4f}; nobody beats points of: "
+             + ", ".join(map(str, front)))
+    )  # fmt: skip
     if found.latency_range is not None:
         span = " to ".join(format_value(s, "s") for s in _ends(found.latency_range))
         console.print(Text(f"latencies of {found.device}, areas from {span}"))
@@ -72,110 +81,6 @@ def print_scoring(found: Scoring, console: Console) -> None:
 
 def _ends(within: CostRange) -> tuple[float, float]:
     return within.low, within.high
-
-
-def _family_table(found: Scoring) -> Table:
-    """What is judged, with intervals."""
-    from rich.text import Text
-
-    caption = f"intervals: {100 * COVERAGE:.0f} %, {DRAWS} paired draws of test images"
-    timed = [["area, time"]] if any(each.latency for each in found.families) else []
-    headings = ["seeds", "exits", "last exit (%)", "area", *itertools.chain(*timed)]
-    table = _table(caption, *headings)
-    for each in found.families:
-        cells = [
-            str(len(each.family.rows)),
-            str(len(each.macs.costs)),
-            _interval(each.macs.accuracies[-1], 100.0, 2),
-            _interval(each.macs.area, 1.0, 4),
-        ]
-        if timed:
-            cells.append(_interval(each.latency.area, 1.0, 4) if each.latency else "–")
-        table.add_row(Text(each.label), *cells)
-    return table
-
-
-def _figure_table(found: Scoring) -> Table:
-    """What else there is to know of a family, means over its seeds."""
-    from rich.text import Text
-
-    budgets = " / ".join(map(str, BUDGETS))
-    headings = [f"% at {budgets} % of cost", "own last exit −1", "overthinks", "ECE", "AUROC"]
-    based = any(run.base_accuracy is not None for e in found.families for run in e.family.runs)
-    headings[1:1] = ["plain network −1"] if based else []
-    caption = (
-        "means over the seeds that have the figure; −1: MACs within a point of that accuracy; "
-        "ECE and AUROC of the last exit"
-    )
-    table = _table(caption, *headings, "monotone")
-    for each in found.families:
-        last = len(each.macs.costs) - 1
-        table.add_row(
-            Text(each.label),
-            " / ".join(_mean(each, f"accuracy_at_{share}", "{:.1f}") for share in BUDGETS),
-            *([_at_base(each)] if based else []),
-            _mean(each, "macs_at_last_less_1", "{:.4g} M", 1e-6),
-            _mean(each, "overthinking", "{:.2f} %"),
-            _mean(each, f"ece_exit{last}", "{:.3f}"),
-            _mean(each, f"auroc_exit{last}", "{:.3f}"),
-            _mean(each, "monotonicity", "{:.2f}"),
-        )
-    return table
-
-
-def _table(caption: str, *headings: str) -> Table:
-    from rich.table import Table
-
-    table = Table(caption=caption)
-    table.add_column("family", overflow="fold", ratio=1)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
-def _mean(each: FamilyScore, name: str, form: str, scale: float = 1.0) -> str:
-    """A mean, with how many seeds it is of where some do not have the figure."""
-    found = each.figures.get(name)
-    if found is None:
-        return "–"
-    some = f" ({found.seeds} of {found.of} seeds)" if found.seeds < found.of else ""
-    return form.format(scale * found.mean) + some
-
-
-def _at_base(each: FamilyScore) -> str:
-    """What keeps within a point of the plain network: `never`, or a dash where
-    no run of it names one."""
-    named = any(run.base_accuracy is not None for run in each.family.runs)
-    if named and "macs_at_base_less_1" not in each.figures:
-        return "never"
-    return _mean(each, "macs_at_base_less_1", "{:.4g} M", 1e-6)
-
-
-def _interval(found: Interval, scale: float, digits: int) -> str:
-    value, low, high = (f"{scale * x:.{digits}f}" for x in (found.value, found.low, found.high))
-    return f"{value} [{low}, {high}]".replace("[", "\\[")
-
-
-def _pair_table(found: Scoring) -> Table:
-    """Everybody against the family of the largest area, or against all of few."""
-    from rich.table import Table
-    from rich.text import Text
-
-    best = max(found.families, key=lambda each: each.macs.area.value).label
-    shown = [p for p in found.pairs if len(found.pairs) <= _FEW_PAIRS or best in (p.one, p.other)]
-    more = len(found.pairs) - len(shown)
-    table = Table(caption=f"{more} more pairs in --json" if more > 0 else None)
-    for heading in ("one", "other", "area over"):
-        table.add_column(heading, overflow="fold")
-    table.add_column("one − other", no_wrap=True, justify="right")
-    table.add_column("")
-    for pair in shown:
-        verdict = "told apart" if pair.difference.excludes_zero else "not told apart"
-        table.add_row(
-            Text(pair.one), Text(pair.other), pair.over,
-            _interval(pair.difference, 1.0, 4), verdict,
-        )  # fmt: skip
-    return table
 
 
 def scoring_csv(found: Scoring) -> str:
@@ -232,8 +137,7 @@ def scoring_json(found: Scoring) -> dict[str, Any]:
 
 
 def _pair(each: Pair) -> dict[str, Any]:
-    told = each.difference.excludes_zero
-    return {**asdict(each), "told_apart": told}
+    return {**asdict(each), "told_apart": each.told_apart}
 
 
 def _point(point: Point) -> dict[str, Any]:

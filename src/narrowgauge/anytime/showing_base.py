@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -20,24 +20,19 @@ __all__ = ["base_csv", "base_json", "base_table"]
 _FIGURE = "macs_at_given_base_less_1"
 
 
-def base_table(base: Base) -> Table:
-    """A family a line: its MACs, their interval, and what share of the base's they are."""
-    from rich.table import Table
-    from rich.text import Text
+def base_table(base: Base, numbers: Mapping[str, int]) -> Table:
+    """A family a line, by its number: its MACs, their interval, and what share of the base's they
+    are."""
+    from narrowgauge.anytime.showing_tables import lined_table
 
-    table = Table(
-        title=Text(
-            f"within a point of {base.label}: {100 * base.accuracy:.2f} %, {_macs(base.macs)}"
-        ),
-        caption=f"intervals: {100 * COVERAGE:.0f} %, {DRAWS} paired draws of test images",
-    )
-    table.add_column("family", overflow="fold", ratio=1)
-    for heading in ("MACs", "from", "to", "of the base's", "draws that reach it"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    title = f"within a point of {base.label}: {100 * base.accuracy:.2f} %, {_macs(base.macs)}"
+    caption = f"intervals: {100 * COVERAGE:.0f} %, {DRAWS} paired draws of test images"
+    headings = ["", "MACs", "from", "to", "of the base's", "draws that reach it"]
+    table = lined_table(caption, headings, title)
     for each in base.families:
         share = f"{100 * each.macs / base.macs:.1f} %" if math.isfinite(each.macs) else "–"
         cells = [_macs(each.macs), _macs(each.low), _macs(each.high), share]
-        table.add_row(Text(each.label), *cells, f"{100 * each.reached:.1f} %")
+        table.add_row(str(numbers[each.label]), *cells, f"{100 * each.reached:.1f} %")
     return table
 
 
