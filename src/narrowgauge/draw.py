@@ -22,7 +22,7 @@ from narrowgauge.draw_ladder import ladder_size, paint_ladder
 from narrowgauge.draw_maps import maps_size, paint_maps, read_maps
 from narrowgauge.draw_spans import has_traces, span_pictures
 from narrowgauge.draw_stacked import paint_stacks, stacks_size
-from narrowgauge.draw_style import write_pictures
+from narrowgauge.draw_style import heading, write_pictures
 from narrowgauge.ladder import climbs_of, ladder_csv, ladder_markdown
 from narrowgauge.noise import Floors
 from narrowgauge.statistics import Configuration
@@ -94,7 +94,7 @@ def _figure(width: float, height: float, title: str, record: Record) -> Figure:
     note = " · made-up data" if record.synthetic else ""
     if any("stand-in" in str(row.facts.get("accelerator", "")) for row in record.rows):
         note += " · the CPU stands in for an accelerator"
-    picture.suptitle(title + note, fontsize=12, fontweight="bold", x=0.02, ha="left")
+    heading(picture, title + note)
     return picture
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from narrowgauge import statistics
-from narrowgauge.draw_style import COLOURS
+from narrowgauge.draw_style import COLOURS, foot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +60,7 @@ def _painter(run: RunLogits) -> Callable[[Figure], None]:
             _profile(panels[1], run)
         words = [" ".join(filter(None, (run.family, run.variant))), f"seed {run.seed}"]
         words.append(f"{run.test.images:,} test images of {run.data}")
-        picture.supxlabel(" · ".join(words), fontsize=8, x=0.02, ha="left")
+        foot(picture, " · ".join(words))
 
     return paint
 

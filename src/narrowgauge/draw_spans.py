@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from narrowgauge import statistics
+from narrowgauge.draw_style import heading
 from narrowgauge.side_files import side_file
 from narrowgauge.store import RunFolder
 from narrowgauge_contract.outcome import Row
@@ -108,7 +109,7 @@ def _picture(trace: Trace, title: str) -> Figure:
     levels = [_levels(lane.events) for lane in lanes]
     heights = [max(len(each), 1) for each in levels]
     picture = Figure(figsize=(13, 1.9 + 0.34 * sum(heights) + 0.12 * len(heights)))
-    picture.suptitle(title, fontsize=12, fontweight="bold", x=0.02, ha="left")
+    heading(picture, title)
     panel = picture.subplots()
     colours = _colours_of(trace)
     top, ticks = 0.0, []

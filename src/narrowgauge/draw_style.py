@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "write_pictures"]
+__all__ = ["COLOURS", "foot", "heading", "write_pictures"]
 
 #: Okabe and Ito's colours, told apart by colour-blind readers as well, in an order of contrast.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
 _DPI = 150
+#: Inches: a letter of the heading and of the foot, as wide as they come on average, and a line.
+_HEADING_LETTER, _HEADING_LINE = 0.115, 0.2
+_FOOT_LETTER = 0.068
 #: Fixed ids and no date, so that the same record gives the same bytes.
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "narrowgauge",
@@ -30,6 +34,25 @@ _STYLE: dict[Any, Any] = {
     # Names come from records: a `$` in one is a `$`, and no formula that may fail to parse.
     "text.parse_math": False,
 }
+
+
+def heading(picture: Figure, text: str) -> None:
+    """What a picture is called, in as many lines as its width asks for; it grows by all but one."""
+    lines = _wrapped(picture, text, _HEADING_LETTER)
+    width, height = picture.get_size_inches()
+    picture.set_size_inches(width, height + _HEADING_LINE * (len(lines) - 1))
+    picture.suptitle("\n".join(lines), fontsize=12, fontweight="bold", x=0.02, ha="left")
+
+
+def foot(picture: Figure, text: str) -> None:
+    """What a reader has to know of all of it, below, in as many lines as its width asks for."""
+    lines = _wrapped(picture, text, _FOOT_LETTER)
+    picture.supxlabel("\n".join(lines), fontsize=8, x=0.02, ha="left")
+
+
+def _wrapped(picture: Figure, text: str, letter: float) -> list[str]:
+    room = int(0.96 * picture.get_size_inches()[0] / letter)
+    return textwrap.wrap(text, max(room, 12)) or [""]
 
 
 def write_pictures(pictures: Iterable[tuple[str, Figure]], folder: Path) -> Iterator[Path]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,7 +57,8 @@ def _reduce(metric: Metric) -> Metric:
 
 
 def export(record: Record, experiments: Path) -> Path:
-    """Write the reduced record below `experiments`, the same bytes for the same record.
+    """Write the reduced record below `experiments`, the same bytes for the same record. Where in a
+    trace or a value the checkout's own path stands, what is left is the path within it.
 
     Raises UsageError where it may not be a reference (unfinished, made-up data, stand-in image,
     energy from a recording, no device known) or would be too large.
@@ -63,7 +66,9 @@ def export(record: Record, experiments: Path) -> Path:
     reason = _unfit(record)
     if reason:
         raise UsageError(f"{record.run_id} cannot be a reference record", why=reason)
-    content = gzip.compress(dumps(reduce_record(record), indent=None).encode(), mtime=0)
+    text = dumps(reduce_record(record), indent=None)
+    place = json.dumps(f"{experiments.resolve().parent}{os.sep}")[1:-1]
+    content = gzip.compress(text.replace(place, "").encode(), mtime=0)
     if len(content) > MOST_BYTES:
         raise UsageError(
             f"{record.run_id} is too large for a reference record",

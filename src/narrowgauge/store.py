@@ -224,7 +224,7 @@ class Store:
             yield read_entry(folder)
 
     def find(self, run: str) -> RunFolder:
-        """The run called so: a unique beginning of its id, the end of its id after the last '-',
+        """The run called so: a unique beginning of its id, or the end of it after a '-',
         `latest`, `latest:EXPERIMENT`, or a path. Raises UnknownNameError."""
         if os.sep in run:
             folder = RunFolder(Path(run))
@@ -306,7 +306,7 @@ def _names(folder: RunFolder) -> tuple[str, ...]:
 
 
 def _matches(name: str, run: str) -> bool:
-    return bool(run) and (name.startswith(run) or name.rpartition("-")[2] == run)
+    return bool(run) and (name.startswith(run) or name.endswith(f"-{run}"))
 
 
 def _age(folder: RunFolder) -> tuple[str, int, str]:

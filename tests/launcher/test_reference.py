@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import itertools
 import random
 from pathlib import Path
@@ -59,6 +60,20 @@ def test_an_export_loads_and_is_the_same_twice(record: Record, tmp_path: Path) -
     assert path == tmp_path / f"experiments/toy/reference/epyc/{record.run_id}.json.gz"
     assert load_record(path) == record
     assert export(record, tmp_path / "experiments").read_bytes() == first
+
+
+def test_an_export_names_no_place_of_the_machine_that_it_is_of(
+    record: Record, tmp_path: Path
+) -> None:
+    (tmp_path / "experiments").mkdir()
+    row = record.rows[0]
+    facts = {**row.facts, "policy": f"custom:{tmp_path}/experiments/toy/mine.h"}
+    placed = dataclasses.replace(record, rows=(dataclasses.replace(row, facts=facts),))
+
+    path = export(placed, tmp_path / "experiments")
+
+    assert str(tmp_path) not in gzip.decompress(path.read_bytes()).decode()
+    assert load_record(path).rows[0].facts["policy"] == "custom:experiments/toy/mine.h"
 
 
 @pytest.mark.parametrize(

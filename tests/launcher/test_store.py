@@ -86,7 +86,8 @@ class TestFind:
 
     @pytest.mark.parametrize(
         ("word", "found"),
-        [(ONE, ONE), (ONE[:23], ONE), ("20261122", THREE), ("bbbbbb", TWO), ("latest", THREE),
+        [(ONE, ONE), (ONE[:23], ONE), ("20261122", THREE), ("bbbbbb", TWO), ("toy-bbbbbb", TWO),
+         ("latest", THREE),
          ("latest:toy", THREE)],
     )  # fmt: skip
     def test_by_beginning_end_and_latest(self, store: Store, word: str, found: str) -> None:

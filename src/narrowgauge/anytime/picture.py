@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from narrowgauge.draw_style import COLOURS, write_pictures
+from narrowgauge.draw_style import COLOURS, foot, heading, write_pictures
 from narrowgauge.errors import results_unwritable
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _picture(found: Scoring, title: str) -> tuple[Figure, Axes]:
     made_up = " · made-up data" if found.synthetic else ""
     name = found.data.replace(" (made up)", "")
     text = f"{title} · {name}, {found.images:,} test images{made_up}"
-    picture.suptitle(text, fontsize=12, fontweight="bold", x=0.02, ha="left")
+    heading(picture, text)
     return picture, picture.subplots()
 
 
@@ -172,5 +172,4 @@ def _foot(picture: Figure, text: str, found: Scoring) -> None:
     left_out = len(found.families) - _MOST_FAMILIES
     if left_out > 0:
         text += f" · the best of each experiment first: {left_out} families not drawn"
-    lines = textwrap.wrap(f"bars: 95 % intervals over test images and seeds · {text}", 125)
-    picture.supxlabel("\n".join(lines), fontsize=8, x=0.02, ha="left")
+    foot(picture, f"bars: 95 % intervals over test images and seeds · {text}")
