@@ -164,4 +164,4 @@ def _scheduler(folder: RunFolder) -> SchedulerFacts | None:
 
 
 def _show(folder: RunFolder) -> str:
-    return f"narrowgauge show {folder.name} has what was measured"
+    return f"narrowgauge show {folder.name} has all that is known of it"

@@ -234,7 +234,7 @@ def _footer(view: RunView, record: Record) -> RenderableType:
         lines.append(f"  what ran when: {folder.out / traces[0]}{more}; ui.perfetto.dev opens it")
     if view.state is RunState.OPEN:
         lines.append(f"next: {folder.how_to_record}")
-    else:
+    elif record.valid_rows():
         lines.append(f"next: narrowgauge compare {folder.name} RUN")
     return Text("\n".join(lines))
 

@@ -34,14 +34,16 @@ _Cells = Sequence[RenderableType]
 
 
 def plain_table(title: str, *columns: str, headers: bool = True) -> Table:
-    """A table without lines; only text that may break is broken."""
+    """A table without lines; only text that may break is broken. Where a screen is too narrow for
+    the rest, an ellipsis says so: a number without its last digits is another number."""
     table = _frame(title, headers=headers)
     for name in columns:
+        breaks = name in _WRAPPED
         table.add_column(
             name,
             justify="right" if name in _RIGHT else "left",
-            overflow="fold",
-            no_wrap=name not in _WRAPPED,
+            overflow="fold" if breaks else "ellipsis",
+            no_wrap=not breaks,
         )
     return table
 

@@ -6,6 +6,7 @@ A run that was killed, still goes on or has a damaged record is shown by the sam
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -216,6 +217,6 @@ def _configuration(
 
 
 def widen(console: Console) -> None:
-    """Give a console that is no terminal at least LEAST_WIDTH columns."""
-    if not console.is_terminal:
+    """Give a console that is no terminal at least LEAST_WIDTH columns, or what COLUMNS says."""
+    if not (console.is_terminal or os.environ.get("COLUMNS")):
         console.width = max(console.width, LEAST_WIDTH)

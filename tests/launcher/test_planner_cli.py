@@ -58,6 +58,23 @@ def test_the_page_says_where_what_runs_and_what_would_help(cli: Cli) -> None:
     assert "stands in" not in out
 
 
+def test_eighty_columns_show_every_number_whole(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = cli(*_RUN)[1]
+    monkeypatch.setenv("COLUMNS", "80")
+    code, narrow, _ = cli(*_RUN)
+
+    assert code == 0
+    assert "…" not in narrow
+    assert max(map(len, narrow.splitlines())) <= 80
+
+    def cells(text: str, layer: str) -> list[str]:
+        lines = [line.split()[1:] for line in text.splitlines() if line.startswith(f"{layer} ")]
+        return sorted(word for line in lines for word in line)
+
+    for layer in LAYERS:
+        assert cells(narrow, layer.name) == cells(wide, layer.name) != []
+
+
 def test_the_plan_is_written_and_the_next_command_is_said(cli: Cli) -> None:
     code, out, err = cli(*_RUN, "--out", "fast.toml", "--json")
 

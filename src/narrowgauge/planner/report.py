@@ -23,6 +23,8 @@ __all__ = ["Change", "Line", "Report", "make_report", "print_report", "report_js
 
 #: Parts that are further than this from a step that was measured do not explain it.
 _EXPLAINED = 0.25
+#: Columns from which a line holds all there is to say of a layer.
+_WIDE = 108
 #: Below this share of a step nothing that is busy explains it: it is a chain of waits.
 _BUSY = 0.7
 _NAMES = {"cpu": "the CPU", "accelerator": "the accelerator", "up": "the bus up",
@@ -187,7 +189,8 @@ def print_report(report: Report, console: Console) -> None:
            f"{report.found.variant.elsewhere}, wire {report.found.variant.wire}, "
            f"{report.found.variant.policy}")  # fmt: skip
     print_(f"bound by: {_NAMES[report.binding]}; {predicted.bytes / 1e6:.1f} MB on the accelerator")
-    print_(_layers(report))
+    for table in _layers(report, wide=console.width >= _WIDE):
+        print_(table)
     print_(_busy(report))
     if report.changes:
         print_(_changes("What if", report.changes))
@@ -210,16 +213,26 @@ def _of_one_memory(report: Report) -> str:
     )
 
 
-def _layers(report: Report) -> Table:
-    """A line per layer; the last two columns are the reason."""
-    names = ("layer", "shape", *PASSES, "all", "if all cpu", "if all acc")
-    table = plain_table("Layers [us on the chain; acc: the accelerator]", *names)
+def _layers(report: Report, *, wide: bool) -> list[Table]:
+    """A line per layer: where its passes are, and as the reason what it takes in one place. Two
+    tables where the screen is not wide enough for one."""
+    title, first = "Layers [us on the chain; acc: the accelerator]", (*PASSES, "all")
+    reasons = ("if all cpu", "if all acc")
+    if wide:
+        tables = [plain_table(title, "layer", "shape", *first, *reasons)]
+    else:
+        tables = [plain_table(title, "layer", *first), plain_table("", "layer", "shape", *reasons)]
     for line in report.lines:
         places = [line.places[name].replace("accelerator", "acc") for name in PASSES]
         alone = [line.alone.get(device) for device in ("cpu", "accelerator")]
-        cells = ["-" if seconds is None else _us(seconds) for seconds in alone]
-        table.add_row(line.layer, line.shape, *places, _us(line.seconds), *cells)
-    return table
+        why = ["-" if seconds is None else _us(seconds) for seconds in alone]
+        here = [*places, _us(line.seconds)]
+        if wide:
+            tables[0].add_row(line.layer, line.shape, *here, *why)
+        else:
+            tables[0].add_row(line.layer, *here)
+            tables[1].add_row(line.layer, line.shape, *why)
+    return tables
 
 
 def _busy(report: Report) -> Table:
