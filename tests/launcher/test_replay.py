@@ -188,7 +188,7 @@ def test_explain_says_what_how_found_and_what_would_change_it(ng: Replay) -> Non
     assert code == ExitCode.OK
     for part in (
         "claimed   Twice as fast.", "Table 1", "measured on a workstation",
-        "ratio of ratio, median",
+        "tested by ratio, median",
         "time{engine=own}", "on any: 2 within 10 %", "at least 3 valid repeats, profile short",
         "verdict   REPRODUCED", "time{engine=eager}: 2 s", "noise floor unknown",
         "20261121T100000Z-race-aaaaaa on EPYC", "to change", "makes it UNSTABLE",
@@ -198,6 +198,14 @@ def test_explain_says_what_how_found_and_what_would_change_it(ng: Replay) -> Non
     assert json.loads(ng("explain", "twice", "--json")[1])["judgements"][0]["verdict"] == (
         "REPRODUCED"
     )
+
+
+def test_what_nothing_here_measures_has_no_command(ng: Replay) -> None:
+    out = ng("explain", "never")[1]
+
+    assert "tested by value, median" in out
+    assert "another experiment" in out
+    assert "command" not in out
 
 
 def test_explain_by_references_is_labelled(ng: Replay) -> None:

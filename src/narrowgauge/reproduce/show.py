@@ -118,7 +118,12 @@ def explain_lines(judgement: Judgement) -> Iterator[str]:
     yield f"  verdict   {judgement.verdict.value}: {plain(judgement.reason)}"
     yield from _found(judgement)
     yield f"  to change {plain(judgement.flip)}"
-    yield f"  command   {judgement.command}"
+    if not claim.not_comparable:
+        yield f"  command   {judgement.command}"
+
+
+def _repeats(count: int) -> str:
+    return f"{count} valid repeat{'s' if count != 1 else ''}"
 
 
 def _tested(judgement: Judgement) -> Iterator[str]:
@@ -126,14 +131,17 @@ def _tested(judgement: Judgement) -> Iterator[str]:
 
     claim = judgement.claim
     labels = [selection_label(selection) for selection in claim.selections]
-    yield f"  tested by {claim.kind.value} of {claim.operator.value}, {claim.statistic}:"
+    kind, of = claim.kind.value, claim.operator.value
+    # "value of value" and "ordering of order" say one thing twice.
+    tested = kind if kind.startswith(of) or kind == "ordering" else f"{kind} of {of}"
+    yield f"  tested by {tested}, {claim.statistic}:"
     yield from (f"            {label}" for label in labels)
     for target, expectation in claim.expected.items():
         yield f"            on {target}: {_expected(expectation) or 'in this order, rising'}"
     if claim.device:
         yield f"            the figures are those of {claim.device}; elsewhere in trend only"
     yield (
-        f"            at least {claim.minimum_repeats} valid repeats, profile {claim.profile};"
+        f"            at least {_repeats(claim.minimum_repeats)}, profile {claim.profile};"
         f" about {claim.minutes:g} min, {claim.disk_gb:g} GB"
     )
 
