@@ -104,7 +104,8 @@ class Claim:
     accelerator (`NVIDIA H200`) or its board (`Jetson Xavier NX`); elsewhere the claim can be
     reproduced in trend only. Empty: whatever the target is. `minutes` and `disk_gb` are what
     checking it costs. `not_comparable`: why no measurement of this experiment can be held against
-    it; it is listed, and its verdict is NOT-APPLICABLE.
+    it; it is listed, and its verdict is NOT-APPLICABLE. `by_hand`: what to run one after another,
+    where what a run is given is found by another run, which no profile can hold.
     """
 
     id: str
@@ -122,6 +123,7 @@ class Claim:
     device: str = ""
     measured_on: str = ""
     not_comparable: str = ""
+    by_hand: str = ""
 
 
 def load_claims(path: Path, spec: ExperimentSpec) -> Tuple[Claim, ...]:
@@ -151,7 +153,9 @@ def parse_claims(
 
 def _parse_claim(body: Mapping[str, Any], spec: ExperimentSpec, where: str) -> Claim:
     required = ("id", "text", "paper", "kind", "metric", "expected", "minutes", "disk_gb")
-    optional = ("minimum_repeats", "profile", "device", "measured_on", "not_comparable")
+    optional = (
+        "minimum_repeats", "profile", "device", "measured_on", "not_comparable", "by_hand",
+    )  # fmt: skip
     _only(body, required + optional, where)
     for key in required:
         if key not in body:
@@ -191,6 +195,7 @@ def _parse_claim(body: Mapping[str, Any], spec: ExperimentSpec, where: str) -> C
         device=_text(body, "device", where) if "device" in body else "",
         measured_on=str(body.get("measured_on", "")),
         not_comparable=_text(body, "not_comparable", where) if "not_comparable" in body else "",
+        by_hand=_text(body, "by_hand", where) if "by_hand" in body else "",
     )
 
 

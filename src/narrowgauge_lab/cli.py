@@ -195,7 +195,8 @@ def _facts() -> int:
 
 def _summarise(outcome: Outcome) -> None:
     for row in outcome.rows:
-        for reason in row.validity.reasons:
+        # What ended a row was said when it did.
+        for reason in row.validity.reasons if row.error is None else ():
             said = reason if row.status is Status.SKIPPED else f"INVALID: {reason}"
             say(f"row {row.index} {said}")
     lacking = why_nothing_measured(outcome.rows)

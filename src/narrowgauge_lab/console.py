@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
-__all__ = ["complain", "flush", "say"]
+from narrowgauge_contract.outcome import ErrorInfo
+
+__all__ = ["complain", "flush", "row_ended", "say"]
 
 
 def say(text: str) -> None:
@@ -16,6 +18,16 @@ def say(text: str) -> None:
 def complain(text: str) -> None:
     """A line to standard error."""
     _write(sys.stderr, text)
+
+
+def row_ended(index: int, what: str, error: ErrorInfo) -> str:
+    """How a row ended that did not end well: what happened, why, and what to do next."""
+    lines = [f"row {index}: {what}"]
+    for name, text in (("why:  ", error.why), ("next: ", error.next_step)):
+        if text:
+            # Both may have several lines, which stand below each other.
+            lines.append(f"  {name}" + text.replace("\n", "\n        "))
+    return "\n".join(lines)
 
 
 def flush() -> None:

@@ -19,7 +19,7 @@ from narrowgauge_contract.events import EventKind, EventLog
 from narrowgauge_contract.job import Job, RowPlan
 from narrowgauge_contract.outcome import ErrorInfo, Status, encode_error
 from narrowgauge_lab import profiling, turns
-from narrowgauge_lab.console import complain, flush
+from narrowgauge_lab.console import complain, flush, row_ended
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.errors import bytes_asked, describe
 from narrowgauge_lab.folder import last_words
@@ -90,13 +90,13 @@ def _run_row(job: Job, plan: RowPlan, log: EventLog, setting: Setting) -> int:
     except SkippedError as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         status, error_info = Status.SKIPPED, describe(error, setting.out)[0]
-        complain(f"row {plan.index}: skipped: {error.what}")
+        complain(row_ended(plan.index, f"skipped: {error_info.what}", error_info))
     except BaseException as error:
         # BaseException: an experiment that calls sys.exit() must not end as a success.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         status = Status.FAILED
         error_info, code = describe(error, setting.out)
-        complain(f"row {plan.index}: {error_info.kind}: {error_info.what}")
+        complain(row_ended(plan.index, f"{error_info.kind}: {error_info.what}", error_info))
     end = {
         "status": status.value,
         "seconds": time.monotonic() - started,

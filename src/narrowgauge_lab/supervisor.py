@@ -26,7 +26,7 @@ from narrowgauge_contract.outcome import (
     fold_outcome,
     why_nothing_measured,
 )
-from narrowgauge_lab.console import complain
+from narrowgauge_lab.console import complain, row_ended
 from narrowgauge_lab.endings import why_silent
 from narrowgauge_lab.errors import ResumeRefusedError
 from narrowgauge_lab.folder import last_words, mend_events
@@ -178,7 +178,7 @@ class Supervisor:
             self._crash.seek(0)
             trace = self._crash.read().decode("utf-8", "replace")
             error = ErrorInfo(type(known).__name__, known.what, known.why, known.next_step, trace)
-            complain(f"row {plan.index}: {error.what}: {error.why}\n{trace}".rstrip())
+            complain(f"{row_ended(plan.index, error.what, error)}\n{trace}".rstrip())
         data = {"status": how.value, "seconds": seconds, "error": encode_error(error)}
         emit = self._log.emit
         last_words(self._setting.out, lambda: emit(EventKind.ROW_END, plan.index, **data))

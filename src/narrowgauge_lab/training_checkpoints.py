@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainingCheckpoints"]
 
-#: A checkpoint of a large network takes seconds: the next one is so many times as far away.
+#: A checkpoint of a large network takes seconds: the next one is so many times as far away. What
+#: counts is the quickest so far: one for which a disk or a GPU was busy puts off none after it.
 _TIMES_A_SAVE = 20.0
 #: Linux makes it up anew at each start, for containers too.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -29,7 +31,7 @@ class TrainingCheckpoints:
     def __init__(self, ctx: RowContext) -> None:
         self._here = _circumstances(ctx)
         self._saved_at = self._began = time.monotonic()
-        self._save_took = 0.0
+        self._quickest = math.inf
         #: Seconds that this row took in the processes before a resume.
         self._seconds_before = 0.0
         #: In what the circumstances of those differ, in words.
@@ -89,8 +91,8 @@ class TrainingCheckpoints:
         """Write a checkpoint, unless the last one is young or nothing is left to do."""
         recipe = training.recipe
         patience = recipe.checkpoint_seconds
-        if patience:
-            patience = max(patience, _TIMES_A_SAVE * self._save_took)
+        if patience and math.isfinite(self._quickest):
+            patience = max(patience, _TIMES_A_SAVE * self._quickest)
         begin = time.monotonic()
         early = begin - self._saved_at < patience
         skipped = not recipe.keep_last if training.epoch == recipe.epochs else early
@@ -98,7 +100,7 @@ class TrainingCheckpoints:
             return
         training.ctx.checkpoints.save(self._state(training))
         self._saved_at = time.monotonic()
-        self._save_took = self._saved_at - begin
+        self._quickest = min(self._quickest, self._saved_at - begin)
 
     def _state(self, training: Training) -> Dict[str, Any]:
         scale = training.step.loss_scale

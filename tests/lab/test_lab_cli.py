@@ -15,6 +15,7 @@ import pytest
 from toys import INSIDE, METRIC, SOURCE, environment, fold, start_lab, toy_job, wait_for, write_toy
 
 from narrowgauge_contract.codec import write_json_atomic
+from narrowgauge_contract.errors import ExitCode
 from narrowgauge_contract.events import EVENTS_FILE, EventKind, read_events
 from narrowgauge_contract.outcome import Status, load_outcome
 from narrowgauge_contract.record import compose, load_record
@@ -40,6 +41,25 @@ def test_without_a_job_it_writes_job_and_record(
     assert "2 of 2 rows valid" in capsys.readouterr().out
     assert cli.main(words) == 2, "a run must never be appended to by accident"
     assert "already holds a run" in capsys.readouterr().err
+
+
+def test_a_row_that_fails_says_what_why_and_what_next_and_says_it_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = """
+from narrowgauge_contract.errors import BadValueError
+raise BadValueError("a width of 3", why="two lines\\nof reasons", next_step="-p width=4")
+"""
+    experiments = write_toy(tmp_path / "experiments", body)
+    words = ["run", "toy", "--experiments", str(experiments), "--out", str(tmp_path / "out")]
+
+    assert cli.main([*words, "--profile", "smoke"]) == ExitCode.USAGE
+
+    out, err = capfd.readouterr()
+    said = "row 0: BadValueError: a width of 3\n  why:  two lines\n        of reasons\n"
+    assert said + "  next: -p width=4\n" in err
+    assert "a width of 3" not in out
+    assert "0 of 1 rows valid" in out
 
 
 @pytest.mark.usefixtures("quick_facts")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -9,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -229,11 +230,24 @@ def test_a_checkpoint_that_takes_long_is_written_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each epoch 2 s and each write 1 s: due every second, and written once in twenty."""
+    assert _saved(tmp_path, monkeypatch, itertools.repeat(1.0)) == [1, 11]
+
+
+def test_one_checkpoint_that_took_long_puts_off_none_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk was busy for half a minute: another save takes a moment, as the first did."""
+    took = itertools.chain([0.01, 30.0], itertools.repeat(0.01))
+    assert _saved(tmp_path, monkeypatch, took) == list(range(1, 15))
+
+
+def _saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took: Iterator[float]) -> List[int]:
+    """After which of 15 epochs of 2 s a checkpoint is written that is due every second."""
     clock, saved = [0.0], []
 
     class Slow(Checkpoints):
         def save(self, state: Dict[str, Any]) -> Path:
-            clock[0] += 1.0
+            clock[0] += next(took)
             saved.append(state["epoch"])
             return self.folder
 
@@ -248,8 +262,7 @@ def test_a_checkpoint_that_takes_long_is_written_less_often(
     monkeypatch.setattr(training_checkpoints, "time", faked)
     monkeypatch.setattr("narrowgauge_lab.context.Checkpoints", Slow)
     Case(tmp_path).train(recipe(epochs=15, checkpoint_seconds=1.0))
-
-    assert saved == [1, 11]
+    return saved
 
 
 def test_nothing_is_stepped_once_a_training_is_over(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from judge_cases import SPEC, claim, race, value_claim
 
 from narrowgauge.judge.gather import Claimed, all_claims, choose_claims
+from narrowgauge.judge.judging import judge
 from narrowgauge.reproduce.needs import Need, needs_of
 from narrowgauge.reproduce.planning import Here, ReproducePlan, plan_runs, unmeasured_of
 from narrowgauge.reproduce.show import plan_lines
@@ -173,6 +174,20 @@ def test_what_this_host_cannot_answer_gets_no_run() -> None:
     assert "race/never" not in why  # its own reason is the judge's
     there = _plan(claims, Here("jetson", ("NVIDIA H200",), accelerator=True))
     assert not there.left_out
+
+
+def test_a_claim_that_is_measured_by_hand_gets_no_run_and_names_the_commands() -> None:
+    steps = "narrowgauge run race; narrowgauge run race -p limit=what it found"
+    by_hand = claim(id="chain", by_hand=steps)
+    plan = _plan([*_claimed(by_hand), *_claimed(claim(id="plain"))])
+
+    assert [step.claims for step in plan.steps] == [("race/plain",)]
+    why = unmeasured_of(plan)["race/chain"]
+    assert why.verdict is Verdict.SKIPPED
+    assert steps in why.reason
+    found = judge(by_hand, race(), ())
+    assert found.command == steps
+    assert steps in found.flip
 
 
 def test_over_a_budget_the_cheapest_are_taken() -> None:

@@ -51,7 +51,7 @@ _HOLDS = (Verdict.REPRODUCED, Verdict.REPRODUCED_TREND)
 
 def command_for(claim: Claim, spec: ExperimentSpec) -> str:
     """What checks the claim anew."""
-    return f"narrowgauge reproduce {spec.id}/{claim.id}"
+    return claim.by_hand or f"narrowgauge reproduce {spec.id}/{claim.id}"
 
 
 def estimate_words(estimate: Estimate) -> str:

@@ -162,6 +162,8 @@ def _why_not(each: Claimed, here: Here) -> Unmeasured | None:
     claim, spec = each.claim, each.spec
     if claim.not_comparable:
         return Unmeasured(Verdict.NOT_APPLICABLE, claim.not_comparable)
+    if claim.by_hand:
+        return Unmeasured(Verdict.SKIPPED, f"no profile measures it; by hand: {claim.by_hand}")
     if spec.requires_accelerator and not here.accelerator:
         return Unmeasured(Verdict.SKIPPED, f"'{spec.id}' needs an accelerator; this host has none")
     if not _is_of(claim, here) and not _has_shape(claim):

@@ -34,10 +34,13 @@ _STYLES = {
 
 def plan_lines(plan: ReproducePlan) -> Iterator[str]:
     """What is going to be done, with time and disk first."""
-    count = len(plan.steps)
+    claims, runs = (
+        f"{count} {what}{'s' if count != 1 else ''}"
+        for count, what in ((len(plan.claims), "claim"), (len(plan.steps), "run"))
+    )
     budget = f", at most {duration(plan.budget_s)}" if plan.budget_s is not None else ""
     yield (
-        f"{len(plan.claims)} claims, {count} run{'s' if count != 1 else ''}:"
+        f"{claims}, {runs}:"
         f" about {duration(plan.seconds)} (as measured on the claims' own hardware){budget},"
         f" {plan.disk_gb:.2g} GB of disk"
     )

@@ -5,8 +5,6 @@ normalisation is most of that: torch's makes several passes over the threads, wi
 Networks that ask for what follows it too (`networks.rectified`) have it in the same pass.
 """
 
-# unverified: steps by elsewhere_by=kernels beside a GPU | none since | narrowgauge run hetero-tax
-
 from __future__ import annotations
 
 from typing import Optional
