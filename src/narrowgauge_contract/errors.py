@@ -180,7 +180,15 @@ def _listing(name: str, known: List[str]) -> str:
     return f"{', '.join(close)} and {len(known) - len(close)} more"
 
 
+#: What others call it; by its letters `gpu` is nearest to `cpu`.
+_MEANT = {"gpu": "accelerator", "cuda": "accelerator"}
+
+
 def nearest(name: str, known: Iterable[str]) -> Optional[str]:
-    """The known name most like `name`, or None when nothing is close."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    """The known name that means the same or is most like `name`, or None when nothing is close."""
+    names = list(known)
+    meant = _MEANT.get(name)
+    if meant in names:
+        return meant
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return matches[0] if matches else None

@@ -241,6 +241,7 @@ _WRONG: List[Tuple[str, Any, str]] = [
     ("passes/precision", "fp61", "precision is not 'fp61'(.|\n)*did you mean 'fp16'"),
     ("passes/precision", ["fp16"], r"precision is not \['fp16'\]"),
     ("passes/device", "acelerator", "did you mean 'accelerator'"),
+    ("passes/device", "cuda", "did you mean 'accelerator'"),
     ("passes/forward", "cpu", r"\[forward\] should be a table"),
     ("passes/forward/policy", "pinned", r"\[passes.forward\] has the unknown key 'policy'"),
     ("passes/input_grads", {}, "did you mean 'input_grad'"),

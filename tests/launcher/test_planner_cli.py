@@ -107,7 +107,7 @@ def test_a_stand_in_says_so(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("--network-elsewhere", "gpu"), ExitCode.USAGE, "unknown place 'gpu'"),
+        (("--network-elsewhere", "gpu"), ExitCode.USAGE, "did you mean 'accelerator'"),
         (("--precision", "int9"), ExitCode.USAGE, "did you mean 'int8'"),
         (("--precision", "bf16"), ExitCode.NOT_APPLICABLE, "leaves no place"),
         (("--memory", "0"), ExitCode.USAGE, "no memory at all"),
