@@ -27,7 +27,7 @@ _SYNTHETIC = {"channels": 3, "size": 32, "classes": 10, "train": 600, "test": 20
 _STEPS = (0.5, 0.75, 0.9)
 
 
-# unverified: class-maps of sact and b-alexnet, and all its epochs | nested for 20 so far | its profile paper
+# unverified: class-maps of sact, b-alexnet | nested for 20 epochs so far | its profile paper
 def run(ctx: RowContext) -> None:
     """Measure as `ctx.parameters` say."""
     parameters = ctx.parameters

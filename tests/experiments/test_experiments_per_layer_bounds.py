@@ -113,13 +113,18 @@ def test_the_weight_gradient_runs_beside_the_rest(monkeypatch: pytest.MonkeyPatc
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("alone", "valid"), [(0.9, True), (1.04, True), (1.33, False)])
+@pytest.mark.parametrize(
+    ("alone", "stands_in", "valid"),
+    [(0.9, False, True), (1.04, False, True), (1.33, False, False), (1.33, True, True)],
+)
 def test_a_pass_that_is_faster_than_its_bound_makes_a_row_invalid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: float, valid: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: float, stands_in: bool, valid: bool
 ) -> None:
-    """A pass of one second whose products alone are said to take longer."""
+    """A pass of one second whose products alone are said to take longer, on a GPU."""
     bounds = module("bounds")
     ctx, training = _training(tmp_path)
+    assert bounds._stands_in(training), "there is no GPU in it"
+    monkeypatch.setattr(bounds, "_stands_in", lambda _: stands_in)
     monkeypatch.setattr(bounds, "_timed", lambda *_: _samples(alone))
     reasons: List[str] = []
     ctx.invalid = reasons.append  # type: ignore[method-assign]
