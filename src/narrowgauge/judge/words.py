@@ -50,7 +50,9 @@ _HOLDS = (Verdict.REPRODUCED, Verdict.REPRODUCED_TREND)
 
 
 def command_for(claim: Claim, spec: ExperimentSpec) -> str:
-    """What checks the claim anew."""
+    """What checks the claim anew; empty where nothing of this experiment can."""
+    if claim.not_comparable:
+        return ""
     return claim.by_hand or f"narrowgauge reproduce {spec.id}/{claim.id}"
 
 

@@ -121,7 +121,7 @@ def explain_lines(judgement: Judgement) -> Iterator[str]:
     yield f"  verdict   {judgement.verdict.value}: {plain(judgement.reason)}"
     yield from _found(judgement)
     yield f"  to change {plain(judgement.flip)}"
-    if not claim.not_comparable:
+    if judgement.command:
         yield f"  command   {judgement.command}"
 
 
