@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from typing import TYPE_CHECKING
 
+from narrowgauge.draw_style import foot
 from narrowgauge.ladder import Climb, Rung, closing_words
 from narrowgauge.statistics import LogRatio
 from narrowgauge.units import format_value
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["ladder_size", "paint_ladder"]
 
 _FASTER, _SLOWER, _NULL, _WHOLE = "#0072B2", "#D55E00", "#9A9A9A", "#303030"
-#: So many small letters fit the picture's width.
-_LETTERS = 125
 
 
 def ladder_size(climb: Climb) -> tuple[float, float]:
@@ -51,8 +49,7 @@ def paint_ladder(picture: Figure, climb: Climb) -> None:
     panel.set_ylim(last + 0.6, -0.6)
     panel.grid(visible=False, axis="y")
     panel.set_xlabel("times as fast as the first rung (logarithmic)")
-    lines = (line for words in closing_words(climb) for line in textwrap.wrap(words, _LETTERS))
-    picture.supxlabel("\n".join(lines), fontsize=8, x=0.02, ha="left")
+    foot(picture, *closing_words(climb))
 
 
 def _rung(panel: Axes, place: int, rung: Rung, reached: float) -> tuple[float, float]:

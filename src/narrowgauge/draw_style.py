@@ -44,9 +44,10 @@ def heading(picture: Figure, text: str) -> None:
     picture.suptitle("\n".join(lines), fontsize=12, fontweight="bold", x=0.02, ha="left")
 
 
-def foot(picture: Figure, text: str) -> None:
-    """What a reader has to know of all of it, below, in as many lines as its width asks for."""
-    lines = _wrapped(picture, text, _FOOT_LETTER)
+def foot(picture: Figure, *texts: str) -> None:
+    """What a reader has to know of all of it, below, each text in as many lines as the width asks
+    for."""
+    lines = [line for text in texts for line in _wrapped(picture, text, _FOOT_LETTER)]
     picture.supxlabel("\n".join(lines), fontsize=8, x=0.02, ha="left")
 
 

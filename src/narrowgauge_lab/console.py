@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
+from narrowgauge_contract.errors import NarrowgaugeError
 from narrowgauge_contract.outcome import ErrorInfo
 
 __all__ = ["complain", "flush", "row_ended", "say"]
@@ -22,12 +23,8 @@ def complain(text: str) -> None:
 
 def row_ended(index: int, what: str, error: ErrorInfo) -> str:
     """How a row ended that did not end well: what happened, why, and what to do next."""
-    lines = [f"row {index}: {what}"]
-    for name, text in (("why:  ", error.why), ("next: ", error.next_step)):
-        if text:
-            # Both may have several lines, which stand below each other.
-            lines.append(f"  {name}" + text.replace("\n", "\n        "))
-    return "\n".join(lines)
+    said = NarrowgaugeError(f"row {index}: {what}", why=error.why, next_step=error.next_step)
+    return str(said).replace("\n", "\n  ")
 
 
 def flush() -> None:

@@ -56,15 +56,16 @@ def print_scoring(found: Scoring, console: Console) -> None:
         Text(f"areas over ln(MACs): {found.range.why}, steps, chance level before the first")
     )
     console.print(legend(found))
+    numbers = numbers_of(found)
     tables = [family_table(found), figure_table(found)]
     if found.base is not None:
-        tables.append(base_table(found.base, numbers_of(found)))
+        tables.append(base_table(found.base, numbers))
     if found.pairs:
         tables.append(pair_table(found))
     for table in tables:
         console.print()
         console.print(table)
-    front = dict.fromkeys(numbers_of(found)[label] for label, _ in found.front)
+    front = dict.fromkeys(numbers[label] for label, _ in found.front)
     console.print()
     console.print(
         Text(f"hypervolume {found.hypervolume:.4f}; nobody beats points of: "

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from narrowgauge.anytime.showing_tables import INTERVALS, lined_table
 from narrowgauge.report.text import csv_cell
-from narrowgauge_scores.resampling import COVERAGE, DRAWS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,12 +23,9 @@ _FIGURE = "macs_at_given_base_less_1"
 def base_table(base: Base, numbers: Mapping[str, int]) -> Table:
     """A family a line, by its number: its MACs, their interval, and what share of the base's they
     are."""
-    from narrowgauge.anytime.showing_tables import lined_table
-
     title = f"within a point of {base.label}: {100 * base.accuracy:.2f} %, {_macs(base.macs)}"
-    caption = f"intervals: {100 * COVERAGE:.0f} %, {DRAWS} paired draws of test images"
     headings = ["", "MACs", "from", "to", "of the base's", "draws that reach it"]
-    table = lined_table(caption, headings, title)
+    table = lined_table(INTERVALS, headings, title)
     for each in base.families:
         share = f"{100 * each.macs / base.macs:.1f} %" if math.isfinite(each.macs) else "–"
         cells = [_macs(each.macs), _macs(each.low), _macs(each.high), share]

@@ -18,9 +18,14 @@ if TYPE_CHECKING:
     from narrowgauge.anytime.scoring import FamilyScore, Scoring
     from narrowgauge_scores.resampling import Interval
 
-__all__ = ["family_table", "figure_table", "legend", "lined_table", "numbers_of", "pair_table"]
+__all__ = [
+    "INTERVALS", "family_table", "figure_table", "legend", "lined_table", "numbers_of",
+    "pair_table",
+]  # fmt: skip
 
 _FEW_PAIRS = 6
+#: Stands below a table with intervals.
+INTERVALS = f"intervals: {100 * COVERAGE:.0f} %, {DRAWS} paired draws of test images"
 
 
 def numbers_of(found: Scoring) -> dict[str, int]:
@@ -43,7 +48,6 @@ def legend(found: Scoring) -> Table:
 
 def family_table(found: Scoring) -> Table:
     """What is judged, with intervals."""
-    caption = f"intervals: {100 * COVERAGE:.0f} %, {DRAWS} paired draws of test images"
     timed = any(each.latency for each in found.families)
     headings = [
         "",
@@ -53,7 +57,7 @@ def family_table(found: Scoring) -> Table:
         "area",
         *(["area over time"] if timed else []),
     ]
-    table = lined_table(caption, headings)
+    table = lined_table(INTERVALS, headings)
     for number, each in enumerate(found.families, start=1):
         cells = [
             str(len(each.family.rows)),
@@ -117,17 +121,15 @@ def pair_table(found: Scoring) -> Table:
 
 def lined_table(caption: str, headings: Sequence[str], title: str = "") -> Table:
     """A table under `headings`, of figures that are not to be broken."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0),
-        title=Text(title) if title else None, title_justify="left",
-        caption=Text(caption) if caption else None, caption_justify="left",
-    )  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+    from narrowgauge.show_tables import plain_table
+
+    table = plain_table("", *headings)
+    for column in table.columns:
+        column.justify, column.no_wrap = "right", True
+    table.title = Text(title) if title else None
+    table.caption, table.caption_justify = Text(caption) if caption else None, "left"
     return table
 
 
