@@ -83,15 +83,15 @@ class Judgement:
     """What became of one claim.
 
     `reason` is one or two plain sentences; `flip` says what would change the verdict; `command`
-    checks the claim anew. `estimate` is what is held against `expectation` (None without valid
-    rows, and for orderings); `parts` are the figures of the claim's selections, in their order,
-    without those that were not measured. `expected_for` is the target whose expectation it is, or
-    `any`. `order` lists the labels of an ordering's selections from the smallest figure found to
-    the largest; the claim wants that of its selections. `device` and `target` are where it was
-    measured, empty where it was not; `device_matches`: whether that is what the expectation is of.
-    `bimodal` says which figures have two modes, empty where none has. `disagreements` name the
-    checked facts in which records differed that were therefore not put together
-    (`run / other run: fact: value / other value`).
+    checks the claim anew, and is empty where nothing can. `estimate` is what is held against
+    `expectation` (None without valid rows, and for orderings); `parts` are the figures of the
+    claim's selections, in their order, without those that were not measured. `expected_for` is the
+    target whose expectation it is, or `any`. `order` lists the labels of an ordering's selections
+    from the smallest figure found to the largest; the claim wants that of its selections. `device`
+    and `target` are where it was measured, empty where it was not; `device_matches`: whether that
+    is what the expectation is of. `bimodal` says which figures have two modes, empty where none
+    has. `disagreements` name the checked facts in which records differed that were therefore not
+    put together (`run / other run: fact: value / other value`).
     """
 
     claim: Claim
