@@ -34,7 +34,7 @@ from .elsewhere import beside_torch
 from .instrument import Instrument, rounded
 from .layers import native, placed, products
 from .segments import segments
-from .steps import Stepper, Taken, all_plans, in_turn
+from .steps import Stepper, Taken, all_plans, by_turns, in_turn
 from .subjects import Subject, layers_of, subject
 from .wires import conversions, copies, fixed
 
@@ -78,7 +78,11 @@ def _costs(ctx: RowContext, what: Subject) -> None:
 
 
 def _measured(ctx: RowContext, what: Subject) -> Costs:
-    """Every part in its turn. A device's memory of the parts before is free again."""
+    """Every part in its turn. A device's memory of the parts before is free again.
+
+    Whole steps come before the parts, each plan's beside those all on the accelerator: so a run of
+    a plan measures it. After the parts, and all plans in one turn, the same steps took 10 % longer.
+    """
     seconds = ctx.parameters["seconds"]
     by = Instrument(ctx.device, seconds)
     layers, shapes = layers_of(what)
@@ -87,14 +91,14 @@ def _measured(ctx: RowContext, what: Subject) -> Costs:
     # Pageable copies are only to be had before the plans' page-locking, which is for good.
     copied = copies(by)
     _lock_pages(ctx)
-    made = _per_layer(ctx, by, shapes, wanted)
-    ctx.progress(3, 6, "parts", "segments")
     on_cpu_by = elsewhere_by(parse_plan(BUILTIN["hetero-fp32"], "hetero-plan"))
-    between = segments(by, what, layers, shapes, 20 * seconds, on_cpu_by)
-    ctx.progress(4, 6, "parts", "copies")
-    converted, calls = conversions(by, wires), fixed(by)
-    ctx.progress(5, 6, "parts", "steps")
+    ctx.progress(0, 6, "parts", "steps")
     steps, most = _steps(ctx, what, wanted, on_cpu_by)
+    made = _per_layer(ctx, by, shapes, wanted)
+    ctx.progress(4, 6, "parts", "segments")
+    between = segments(by, what, layers, shapes, 20 * seconds, on_cpu_by)
+    ctx.progress(5, 6, "parts", "copies")
+    converted, calls = conversions(by, wires), fixed(by)
     ctx.progress(6, 6, "parts")
     return Costs(
         format=FORMAT,
@@ -131,59 +135,36 @@ def _lock_pages(ctx: RowContext) -> None:
 def _per_layer(
     ctx: RowContext, by: Instrument, shapes: Sequence[Shape], wanted: Sequence[str]
 ) -> Tuple[List[Any], List[Any], Any]:
-    ctx.progress(0, 6, "parts", "products")
+    ctx.progress(1, 6, "parts", "products")
     multiplied = [products(by, shapes, wanted, name) for name in _DEVICES]
-    ctx.progress(1, 6, "parts", "torch's own layers")
+    ctx.progress(2, 6, "parts", "torch's own layers")
     native_ones = [native(by, shapes, wanted, name) for name in _DEVICES]
-    ctx.progress(2, 6, "parts", "passes over the bus")
+    ctx.progress(3, 6, "parts", "passes over the bus")
     return multiplied, native_ones, placed(by, shapes, wanted)
 
 
 def _steps(
     ctx: RowContext, what: Subject, wanted: Sequence[str], on_cpu_by: str
 ) -> Tuple[Tuple[StepCost, ...], Optional[int]]:
-    """Whole steps of built-in plans in turn, and what the one all on a GPU takes of its memory.
-    That all on the CPU has the operators that segments there were measured with."""
-    steppers: Dict[str, Stepper] = {}
-    most = None
-    for name in ("cpu", "accelerator", *(f"hetero-{each}" for each in wanted)):
+    """Whole steps of built-in plans, and what the one all on a GPU takes of its memory. The plan
+    that is all on the CPU has the operators that segments there are measured with."""
+    plans = {}
+    for name in ("cpu", *(f"hetero-{each}" for each in wanted)):
         plan = parse_plan(BUILTIN[name], name)
-        if plan.elsewhere == "cpu":
-            plan = dataclasses.replace(plan, elsewhere_by=on_cpu_by)
+        plans[name] = dataclasses.replace(plan, elsewhere_by=on_cpu_by)
+    other = Stepper(what, parse_plan(BUILTIN["accelerator"], "accelerator"), ctx.device)
+    most = other.most_bytes() if other.home.type == "cuda" else None
+    taken: Dict[str, List[float]] = {"accelerator": []}
+    for name, plan in plans.items():
         try:
-            steppers[name] = Stepper(what, plan, ctx.device)
+            mine = Stepper(what, plan, ctx.device)
         except NotApplicableError as error:
             ctx.log(f"no steps by {name}: {error.what}")
             continue
-        if steppers[name].home.type == "cuda":
-            most = _most_bytes(steppers[name], ctx.device)
-    taken = _by_turns(list(steppers.values()), ctx.parameters["rounds"])
-    steps = [
-        StepCost(plan=name, seconds=rounded(seconds)) for name, seconds in zip(steppers, taken)
-    ]
+        taken[name], beside = by_turns((mine, other), ctx.parameters["rounds"])
+        taken["accelerator"] += beside
+    steps = (StepCost(plan=name, seconds=rounded(seconds)) for name, seconds in taken.items())
     return tuple(steps), most
-
-
-def _most_bytes(stepper: Stepper, device: torch.device) -> int:
-    """What a step takes of a GPU at most, in use by tensors."""
-    stepper()
-    stepper.finish()
-    torch.cuda.reset_peak_memory_stats(device)
-    stepper()
-    stepper.finish()
-    return int(torch.cuda.max_memory_allocated(device))
-
-
-def _by_turns(steppers: Sequence[Stepper], rounds: int) -> List[List[float]]:
-    """A sample of each in every round, there and back in turn, so that a drift meets all alike."""
-    taken: List[List[float]] = [[] for _ in steppers]
-    for number in range(-1, rounds):
-        order = range(len(steppers))
-        for at in order if number % 2 == 0 else reversed(order):
-            seconds = steppers[at].sample()
-            if number >= 0:
-                taken[at].append(seconds)
-    return taken
 
 
 def _one_plan(ctx: RowContext, what: Subject) -> None:
@@ -194,16 +175,16 @@ def _one_plan(ctx: RowContext, what: Subject) -> None:
     mine = Stepper(what, plan, ctx.device)
     other = Stepper(what, parse_plan(BUILTIN["accelerator"], "accelerator"), ctx.device)
     rounds = ctx.parameters["rounds"]
-    taken = steadily(ctx, lambda: _by_turns((mine, other), rounds), ctx.device)
+    taken = steadily(ctx, lambda: by_turns((mine, other), rounds), ctx.device)
     ctx.fact("plan", plan_document(plan))
     ctx.fact("placed", mine.converted.facts())
     _metric(ctx, "step", taken[0])
     _metric(ctx, "step.accelerator", taken[1])
     _predicted(ctx)
     if plan.elsewhere == "cpu":
-        by_turns = steadily(ctx, lambda: beside_torch(what, plan, ctx.device, rounds), ctx.device)
-        _metric(ctx, "elsewhere.plan", by_turns[0])
-        _metric(ctx, "elsewhere.torch", by_turns[1])
+        outside = steadily(ctx, lambda: beside_torch(what, plan, ctx.device, rounds), ctx.device)
+        _metric(ctx, "elsewhere.plan", outside[0])
+        _metric(ctx, "elsewhere.torch", outside[1])
     before = ctx.parameters["accelerator_step"]
     if before:
         # It is the host that launches these steps, and where others use it, it changes by the hour.

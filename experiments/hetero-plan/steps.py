@@ -28,7 +28,7 @@ from narrowgauge_lab.optim import SGD
 
 from .subjects import Subject
 
-__all__ = ["MOST_LAYERS", "Stepper", "Taken", "all_plans", "in_turn"]
+__all__ = ["MOST_LAYERS", "Stepper", "Taken", "all_plans", "by_turns", "in_turn"]
 
 MOST_LAYERS = 4
 #: Steps after a change of plan that are not counted, and steps of a sample.
@@ -80,6 +80,28 @@ class Stepper:
             self()
         self.finish()
         return (time.perf_counter() - began) / _PER_SAMPLE
+
+    def most_bytes(self) -> int:
+        """What a step takes of a GPU at most, in use by tensors."""
+        self()
+        self.finish()
+        torch.cuda.reset_peak_memory_stats(self._accelerator)
+        self()
+        self.finish()
+        return int(torch.cuda.max_memory_allocated(self._accelerator))
+
+
+def by_turns(steppers: Sequence[Stepper], rounds: int) -> List[List[float]]:
+    """A sample of each in every round, there and back in turn, so that a drift meets all alike.
+    One round more comes first and does not count."""
+    taken: List[List[float]] = [[] for _ in steppers]
+    for number in range(-1, rounds):
+        order = range(len(steppers))
+        for at in order if number % 2 == 0 else reversed(order):
+            seconds = steppers[at].sample()
+            if number >= 0:
+                taken[at].append(seconds)
+    return taken
 
 
 @dataclasses.dataclass

@@ -42,16 +42,19 @@ def run(ctx: RowContext) -> None:
     against = Against.of(parameters, _HERE, ctx.seed)
     data = ctx.asked_data(**_SYNTHETIC)
     mode = precision.enter(parameters["precision"], ctx.device)
+    precision.enter(_trained_in(parameters), ctx.device)  # refused before anything is trained
     training.seed_everything(ctx.seed)
     classes = len(data.declaration.classes)
     whole = cifar_resnet(int(parameters["depth"]), parameters["width"], classes).to(ctx.device)
-    splits = splits_of(ctx, data, Augmentation(padding=4, flip=True))
+    last = parameters["layout"] == "nhwc"
+    splits = splits_of(ctx, data, Augmentation(padding=4, flip=True), channels_last=last)
     if against is not None:
         against.require_alike(splits)
     pruner = Pruner(ctx, whole)
     asked = asked_file(parameters["weights"], _HERE, ctx.seed)
     if not trained_weights(ctx, whole, asked, functools.partial(_train, splits)):
         return
+    precision.enter(mode.name, ctx.device)
     outcomes = [examine(Pruned(0.0, whole, 0.0), splits, mode)]
     clock = Clock(ctx, whole, splits.test, mode)
     try:
@@ -90,6 +93,7 @@ def _measured(
             stage, pruned.model, splits.training, splits.test, splits.classes, recipe
         ):
             return None
+        precision.enter(mode.name, ctx.device)
     after = examine(pruned, splits, mode)
     return dataclasses.replace(after, before=before, speedup=clock.record(stage, pruned.model))
 
@@ -99,6 +103,7 @@ def _train(splits: Splits, stage: RowContext, model: nn.Module) -> bool:
     recipe = dataclasses.replace(
         _recipe(parameters, "epochs", "lr"),
         optimizer=_optimizer(parameters, "lr", gamma_l1=parameters["gamma_l1"]),
+        compile=parameters["compile"],
         save_confusion=False,
     )
     return training.train(stage, model, splits.training, splits.test, splits.classes, recipe)
@@ -109,12 +114,17 @@ def _recipe(parameters: Any, epochs: str, rate: str) -> training.Recipe:
     return training.Recipe(
         epochs=parameters[epochs],
         batch_size=parameters["batch_size"],
-        precision=parameters["precision"],
+        precision=_trained_in(parameters),
         schedule=Cosine(parameters[rate], parameters[epochs]),
         optimizer=_optimizer(parameters, rate),
         graphs=parameters["graphs"],
         test_batch_size=_TEST_BATCH,
     )
+
+
+def _trained_in(parameters: Any) -> str:
+    asked = str(parameters["training_precision"])
+    return str(parameters["precision"]) if asked == "same" else asked
 
 
 def _optimizer(

@@ -14,13 +14,21 @@ import torch
 from one_row import EXPERIMENTS, Rows
 
 from narrowgauge_contract.claims import load_claims
-from narrowgauge_contract.errors import BadValueError, DamagedRecordError, UsageError
+from narrowgauge_contract.errors import (
+    BadValueError,
+    DamagedRecordError,
+    NotApplicableError,
+    UsageError,
+)
 from narrowgauge_contract.outcome import Row
 from narrowgauge_contract.spec import load_toml
 from narrowgauge_lab.networks.cifar_resnet import cifar_resnet
+from narrowgauge_lab.precision import available
+from narrowgauge_lab.sparse_networks import make_ready
 from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
 
 NAME = "pruning"
+CPU = torch.device("cpu")
 #: No figure of these tests is a measurement.
 QUICK = (
     "method=l1-channel", "schedule=one-shot", "channels=inner", "ratios=0.5",
@@ -100,6 +108,40 @@ def test_a_row_records_what_it_promises(tmp_path: Path) -> None:
     assert row.facts["variant"] == (
         "resnet-18, l1-channel, one-shot, all channels, twin of width 0.0625"
     )
+
+
+@pytest.mark.skipif("bf16" not in available(CPU), reason="CPU autocast needs torch 1.10")
+def test_training_may_be_in_less_than_what_is_tested_and_timed(
+    tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tested, timed = [], []
+    examine, module = ROWS.module("run").examine, ROWS.module("times")
+
+    def seen(pruned: Any, splits: Any, mode: Any) -> Any:
+        tested.append(mode.name)
+        return examine(pruned, splits, mode)
+
+    def ready(way: str, model: Any, images: torch.Tensor, *rest: Any) -> Any:
+        timed.append((images.dtype, images.is_contiguous(), rest[0]))
+        return make_ready(way, model, images, *rest)
+
+    monkeypatch.setattr(ROWS.module("run"), "examine", seen)
+    monkeypatch.setattr(module, "make_ready", ready)
+    words = (f"weights={weights}", "training_precision=bf16", "layout=nhwc", "latency_batch=2")
+    row = ROWS.run(tmp_path, *words)
+
+    assert row.validity.valid, row.validity.reasons
+    assert row.facts["r50_precision_ran"] == "bf16"
+    assert set(tested) == {"fp32"}
+    assert timed == 2 * [(torch.float32, True, "fp32")]
+
+
+def test_a_training_precision_that_is_not_there_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ROWS.module("run"), "trained_weights", lambda *_: pytest.fail("trains"))
+    with pytest.raises(NotApplicableError, match="tf32 does not work on cpu"):
+        ROWS.run(tmp_path, "training_precision=tf32")
 
 
 @pytest.mark.usefixtures("untimed")
