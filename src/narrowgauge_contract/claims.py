@@ -15,6 +15,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 from narrowgauge_contract.errors import ClaimsError, nearest
 from narrowgauge_contract.spec import ExperimentSpec, Scalar, load_toml
+from narrowgauge_contract.templates import word
 
 __all__ = [
     "Claim",
@@ -76,6 +77,9 @@ _STATISTICS = ("median", "mean", "last", "last-mean", "min", "max", *_RATES)
 #: The target of a run without an image.
 _NATIVE = "native"
 _SELECTION = re.compile(r"^(?P<name>[a-z][a-z0-9_.-]*)(?:\{(?P<where>[^{}]*)\})?$")
+#: Of its `where`: what a comma ends, unless quotes are around it, as around a list of ratios.
+_PART = re.compile(r"(?:[^,']|'[^']*'|')+")
+_QUOTED = re.compile(r"^(?P<quote>'?)(?P<inner>[^']*)(?P=quote)$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +88,13 @@ class Selection:
 
     metric: str
     where: Dict[str, Scalar]
+
+    def __str__(self) -> str:
+        """As claims.toml has it: `latency{engine=eager, batch=1}`, `speedup{ratios='0.5,0.6'}`."""
+        values = ((name, word(value)) for name, value in self.where.items())
+        said = (f"{name}='{each}'" if "," in each else f"{name}={each}" for name, each in values)
+        where = ", ".join(said)
+        return f"{self.metric}{{{where}}}" if where else self.metric
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,11 +230,15 @@ def _parse_selection(text: str, spec: ExperimentSpec, where: str) -> Selection:
     if match is None:
         raise ClaimsError(f"{where}: '{text}' is not name{{parameter=value, …}}")
     chosen: Dict[str, Scalar] = {}
-    for part in filter(None, (word.strip() for word in (match.group("where") or "").split(","))):
+    parts = (part.strip() for part in _PART.findall(match.group("where") or ""))
+    for part in filter(None, parts):
         name, equals, value = part.partition("=")
         if not equals:
             raise ClaimsError(f"{where}: '{part}' in '{text}' is not parameter=value")
-        chosen[name.strip()] = spec.parameter(name.strip()).parse(value)
+        quoted = _QUOTED.match(value.strip())
+        if quoted is None:
+            raise ClaimsError(f"{where}: '{value}' in '{text}' has quotes that are not around it")
+        chosen[name.strip()] = spec.parameter(name.strip()).parse(quoted.group("inner"))
     return Selection(match.group("name"), chosen)
 
 

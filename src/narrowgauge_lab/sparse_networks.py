@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from narrowgauge_contract.errors import SkippedError, UnknownNameError
+from narrowgauge_lab import turns
 from narrowgauge_lab.engines import EngineCache, Preparation, Runner, prepare
 from narrowgauge_lab.engines.base import DTYPES
 from narrowgauge_lab.engines.native import TorchRunner, converted, laid_out
@@ -69,17 +70,24 @@ def make_ready(
     """
     if way not in WAYS:
         raise UnknownNameError("way", way, WAYS)
-    device = example.device
-    wanted = Preparation(precision, device, cache=cache)
+    wanted = Preparation(precision, example.device, cache=cache)
+    # Libraries try out algorithms here: beside others on the GPU each process would find another.
+    with turns.alone():
+        return _made(way, model, example, wanted, calibrate_s)
+
+
+def _made(
+    way: str, model: nn.Module, example: torch.Tensor, wanted: Preparation, calibrate_s: float
+) -> Ready:
     if way == "sparse":
         return _sparse(model, example, wanted, calibrate_s)
-    if way == "dense" and device.type != "cuda":
-        require_here("eager", precision, device)
+    if way == "dense" and wanted.device.type != "cuda":
+        require_here("eager", wanted.precision, wanted.device)
         layout = laid_out("auto", wanted)
         module = converted(fold_batch_norm(model), wanted, layout)
         return Ready(TorchRunner(module, module, wanted, example, layout))
     name = _ENGINES.get(way, way)
-    require_here(name, precision, device)
+    require_here(name, wanted.precision, wanted.device)
     return Ready(prepare(name, model, example, wanted))
 
 

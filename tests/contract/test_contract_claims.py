@@ -23,7 +23,7 @@ from narrowgauge_contract.errors import (
     UnknownNameError,
 )
 from narrowgauge_contract.record import load_record
-from narrowgauge_contract.spec import ExperimentSpec, parse_spec
+from narrowgauge_contract.spec import ExperimentSpec, load_spec, parse_spec
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -51,6 +51,25 @@ def test_every_kind_and_operator_is_read() -> None:
     assert first.minimum_repeats == 5
     assert claims[1].selections[0].where == {"precision": "int8", "size": 4096}
     assert claims[1].minimum_repeats == 3
+
+
+def test_a_selection_says_what_it_was_read_from() -> None:
+    """A value with commas, as a list of ratios, is in quotes."""
+    spec = load_spec(Path(__file__).parents[2] / "experiments" / "pruning" / "experiment.toml")
+    body = {**_claim(), "kind": "bound", "expected": {"any": {"minimum": 1.5}}}
+    words = "chosen_speedup{method=l1-channel, ratios='0.5,0.6', compile=true}"
+    body["metric"] = {"operator": "value", "of": [words]}
+
+    [claim] = parse_claims({"claim": [body]}, spec)
+    body["metric"] = {"operator": "value", "of": [str(claim.selections[0])]}
+    [again] = parse_claims({"claim": [body]}, spec)
+
+    assert again == claim
+    assert claim.selections[0].where == {
+        "method": "l1-channel", "ratios": "0.5,0.6", "compile": True,
+    }  # fmt: skip
+    assert str(claim.selections[0]) == words
+    assert str(Selection("step", {})) == "step"
 
 
 @pytest.mark.parametrize("statistic", ["alarm-rate", "slower-rate"])
@@ -100,6 +119,8 @@ def test_a_claim_may_be_of_one_device() -> None:
         ("metric/of", ["tflops", "tflops[0]"], "is not name{parameter=value"),
         ("metric/of", ["tflops", "__import__('os')"], "is not name{parameter=value"),
         ("metric/of", ["tflops", "tflops{precision}"], "is not parameter=value"),
+        ("metric/of", ["tflops", "tflops{precision='fp16}"], "has quotes that are not around it"),
+        ("metric/of", ["tflops", "tflops{precision=f'p'16}"], "has quotes that are not around it"),
         ("metric/statistic", "best", "statistic is one of"),
         ("metric/unit", "s", "unknown key 'unit'"),
         ("expected", {}, "names no target"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 import torch
@@ -153,6 +154,31 @@ def test_dense_ways_agree_and_an_unknown_one_is_named() -> None:
         assert (ready.layers, ready.sparse_layers) == ((), 0)
     with pytest.raises(UnknownNameError, match="did you mean 'sparse'"):
         make_ready("spars", network, images, "fp32", 0.0)
+
+
+@pytest.mark.parametrize("way", ["eager", "dense"])
+def test_what_others_do_on_the_gpu_chooses_no_algorithm(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries try algorithms out while a network is prepared."""
+    seen = []
+
+    @contextlib.contextmanager
+    def alone() -> Iterator[None]:
+        seen.append("alone")
+        yield
+        seen.append("with others")
+
+    class Noted(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append("runs")
+            return x
+
+    monkeypatch.setattr(sparse_networks.turns, "alone", alone)
+    ready = make_ready(way, Noted().eval(), torch.randn(1, 3, 8, 8), "fp32", 0.0)
+    ready.runner.close()
+
+    assert (seen[0], seen[-1], seen.count("alone")) == ("alone", "with others", 1)
 
 
 def test_a_host_without_kernels_skips_the_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from narrowgauge.judge.rows import (
     departures_of,
     look,
     profile_values,
-    selection_label,
 )
 from narrowgauge.judge.settings import (
     Coverage,
@@ -152,7 +151,7 @@ def _newest_whole(claim: Claim, looked: Sequence[Looked]) -> _Agreeing | None:
     """What agrees with the newest record that has rows, or with the newest that has rows of every
     selection together with what agrees with it; `looked` is by age. A row counts here also where
     it may not be used: what went wrong since is not passed over for what was right before."""
-    asked = {selection_label(each) for each in claim.selections}
+    asked = {str(each) for each in claim.selections}
     first: _Agreeing | None = None
     seen: set[str] = set()
     for one in looked:
@@ -196,9 +195,7 @@ def _evidence(
     lost = sorted({key for each in joined for key in each.lost} - set(keyed))
     varying = varying_in([*keyed, *lost])
     lacking = [
-        selection_label(selection)
-        for selection, side in zip(claim.selections, sides, strict=True)
-        if not side
+        str(selection) for selection, side in zip(claim.selections, sides, strict=True) if not side
     ]
     attempted = [key for each in joined for key in each.attempted]
     return dataclasses.replace(
@@ -261,7 +258,7 @@ def _cases(
         for group in groups.values():
             for name in sorted(named - set(selection.where)):
                 if len({repr(each.row.parameters.get(name)) for each in group}) > 1:
-                    label = selection_label(selection)
+                    label = str(selection)
                     return [], (), f"{label} leaves {name} open, and the rows differ in it"
         keyed.append(groups)
     shared = [key for key in keyed[0] if all(key in groups for groups in keyed)]

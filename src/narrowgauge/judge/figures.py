@@ -14,7 +14,7 @@ from narrowgauge import statistics
 from narrowgauge.judge.evidence import Case
 from narrowgauge.judge.model import Estimate
 from narrowgauge.judge.parts import EXTREMES, MEANS, pairs_of, part_of, parts_of, summary
-from narrowgauge.judge.rows import Measured, selection_label
+from narrowgauge.judge.rows import Measured
 from narrowgauge.noise import Trials, trials_of
 from narrowgauge.statistics import COVERAGE, LogRatio
 from narrowgauge_contract.claims import Claim, ClaimKind, MetricOperator
@@ -66,7 +66,7 @@ def _found(claim: Claim, case: Case) -> Found:
     if claim.operator is MetricOperator.RATIO:
         return _ratio(claim, case)
     (selection,), (side,) = claim.selections, case.sides
-    part = part_of(selection_label(selection), selection.metric, side, claim.statistic)
+    part = part_of(str(selection), selection.metric, side, claim.statistic)
     modes, said = _modes(side, selection.metric)
     return dataclasses.replace(_spread(case, part), modes=modes, bimodal=said)
 

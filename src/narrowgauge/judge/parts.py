@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from narrowgauge import statistics
 from narrowgauge.judge.evidence import Case
 from narrowgauge.judge.model import Estimate
-from narrowgauge.judge.rows import Measured, selection_label
+from narrowgauge.judge.rows import Measured
 from narrowgauge.statistics import COVERAGE, Interval
 from narrowgauge.statistics.ratios import LEAST
 from narrowgauge_contract.claims import Claim
@@ -28,7 +28,7 @@ MEANS = ("mean", "last-mean")
 def parts_of(claim: Claim, case: Case) -> tuple[Estimate, ...]:
     """The figure of each selection in one case."""
     return tuple(
-        part_of(selection_label(selection), selection.metric, side, claim.statistic)
+        part_of(str(selection), selection.metric, side, claim.statistic)
         for selection, side in zip(claim.selections, case.sides, strict=True)
         if side
     )

@@ -15,7 +15,7 @@ from narrowgauge_contract.outcome import Row, Status
 from narrowgauge_contract.record import Record
 from narrowgauge_contract.spec import PROFILE_PARAMETER, PROFILES, ExperimentSpec
 
-__all__ = ["Looked", "Measured", "departures_of", "look", "profile_values", "selection_label"]
+__all__ = ["Looked", "Measured", "departures_of", "look", "profile_values"]
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,6 @@ class Looked:
     invalid: int = 0
     cut_off: int = 0
     skipped: str = ""
-
-
-def selection_label(selection: Selection) -> str:
-    """As claims.toml writes it: `latency{engine=eager, batch=1}`."""
-    where = ", ".join(f"{name}={word(value)}" for name, value in selection.where.items())
-    return f"{selection.metric}{{{where}}}" if where else selection.metric
 
 
 def profile_values(spec: ExperimentSpec, profile: str) -> dict[str, tuple[Any, ...]]:
@@ -111,9 +105,9 @@ def _side(
             looked.invalid += 1
             looked.cut_off += row.status in (Status.INTERRUPTED, Status.UNFINISHED)
             looked.lost.add(key_of(row, named))
-            looked.spoiled.add(selection_label(selection))
+            looked.spoiled.add(str(selection))
     if tried:
-        looked.tried.add(selection_label(selection))
+        looked.tried.add(str(selection))
     return rows
 
 

@@ -19,7 +19,6 @@ from narrowgauge.report.words import (
     interval_words,
     paper_words,
     percent_words,
-    selection_words,
     told_apart,
     when,
 )
@@ -237,7 +236,7 @@ def _claim(judgement: Judgement, anchors: Mapping[str, str], taken: set[str]) ->
         measured_on=clean(claim.measured_on or claim.device),
         sensitivity=clean(_sensitivity(judgement)),
         bimodal=clean(judgement.bimodal),
-        selections=tuple(clean(selection_words(each)) for each in claim.selections),
+        selections=tuple(clean(str(each)) for each in claim.selections),
         order=tuple(label(each) for each in judgement.order),
         parts=tuple(_part(each) for each in judgement.parts),
         runs=tuple(RunLink(label(each), anchors.get(each, "")) for each in judgement.runs),

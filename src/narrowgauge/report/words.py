@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from narrowgauge.judge.model import Estimate, Judgement
 from narrowgauge.progress import duration
 from narrowgauge.units import number, prefixed_scale_of
-from narrowgauge_contract.claims import Claim, ClaimKind, Expectation, MetricOperator, Selection
+from narrowgauge_contract.claims import Claim, ClaimKind, Expectation, MetricOperator
 
 __all__ = [
     "coverage_words",
@@ -19,7 +19,6 @@ __all__ = [
     "interval_words",
     "paper_words",
     "percent_words",
-    "selection_words",
     "told_apart",
     "when",
 ]
@@ -87,12 +86,6 @@ def expectation_words(expectation: Expectation, claim: Claim, unit: str = "") ->
 def percent_words(share: float) -> str:
     """`3 %` of 0.03."""
     return f"{number(100 * share)} %"
-
-
-def selection_words(selection: Selection) -> str:
-    """A selection as `claims.toml` has it."""
-    where = ", ".join(f"{name}={value}" for name, value in selection.where.items())
-    return f"{selection.metric}{{{where}}}" if where else selection.metric
 
 
 def told_apart(labels: Sequence[str]) -> tuple[str, ...]:

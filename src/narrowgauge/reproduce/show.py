@@ -130,10 +130,8 @@ def _repeats(count: int) -> str:
 
 
 def _tested(judgement: Judgement) -> Iterator[str]:
-    from narrowgauge.judge.rows import selection_label
-
     claim = judgement.claim
-    labels = [selection_label(selection) for selection in claim.selections]
+    labels = [str(selection) for selection in claim.selections]
     kind, of = claim.kind.value, claim.operator.value
     # "value of value" and "ordering of order" say one thing twice.
     tested = kind if kind.startswith(of) or kind == "ordering" else f"{kind} of {of}"
