@@ -4,9 +4,9 @@ import os
 import sys
 
 from narrowgauge_lab.cli import main
+from narrowgauge_lab.waiting import processors, waiting
 
 if __name__ == "__main__":
-    # Before torch loads its OpenMP runtime, which reads this once. Spinning threads cost a loaded
-    # 2-core machine a factor of seven in training; what was set is in the record.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Before torch loads its OpenMP runtime; what was set is in the record.
+    os.environ.update(waiting(os.environ, processors()))
     sys.exit(main(sys.argv[1:]))

@@ -195,6 +195,9 @@ def test_explain_says_what_how_found_and_what_would_change_it(ng: Replay) -> Non
         "command   narrowgauge reproduce race/twice",
     ):  # fmt: skip
         assert part in out, part
+    *lines, command = out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert command.startswith("  command")  # whole, however long, to be copied
     assert json.loads(ng("explain", "twice", "--json")[1])["judgements"][0]["verdict"] == (
         "REPRODUCED"
     )

@@ -3,6 +3,7 @@ could steer a terminal is shown, not sent."""
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -22,6 +23,7 @@ from narrowgauge_contract.claims import Expectation, Verdict
 
 __all__ = ["REPLAY_LABEL", "explain_lines", "plan_lines", "print_verdicts", "summary_line"]
 
+_WIDTH, _INDENT = 100, 12 * " "
 REPLAY_LABEL = "REPLAY: stored records were judged, nothing was measured; this is no reproduction"
 _STYLES = {
     Verdict.REPRODUCED: "green",
@@ -110,9 +112,20 @@ def summary_line(judged: Judged) -> str:
 
 
 def explain_lines(judgement: Judgement) -> Iterator[str]:
-    """What was claimed, how it is tested, what was found, what would change the verdict."""
+    """What was claimed, how it is tested, what was found, what would change the verdict. Lines of
+    100 letters, but for what one word or the command needs more for."""
     claim = judgement.claim
     yield f"{judgement.experiment}/{claim.id}"
+    for line in _explained(judgement):
+        yield from textwrap.wrap(
+            line, _WIDTH, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False
+        )
+    if judgement.command:
+        yield f"  command   {judgement.command}"
+
+
+def _explained(judgement: Judgement) -> Iterator[str]:
+    claim = judgement.claim
     yield f"  claimed   {claim.text}"
     yield f"            {claim.paper}"
     if claim.measured_on:
@@ -121,8 +134,6 @@ def explain_lines(judgement: Judgement) -> Iterator[str]:
     yield f"  verdict   {judgement.verdict.value}: {plain(judgement.reason)}"
     yield from _found(judgement)
     yield f"  to change {plain(judgement.flip)}"
-    if judgement.command:
-        yield f"  command   {judgement.command}"
 
 
 def _repeats(count: int) -> str:
