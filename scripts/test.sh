@@ -108,26 +108,16 @@ kernels_track() {
     fi
 }
 
-#: What the older Python repeats of a folder. Device code knows nothing of Python or torch: one
-#: environment compiles it. The slow tier has manual layers, multipliers, networks with exits and
-#: their variants there too.
+#: What the older Python repeats of a folder: what of torch, Python or the kernels' build differs by
+#: version. The slow tier repeats nearly all. Device code knows nothing of either: one environment
+#: compiles it.
 old_tests() {
     local name=$1 without=(--ignore=tests/kernels/test_device_code.py
         --ignore=tests/kernels/test_manual_float_emulation.py
         --ignore=tests/kernels/test_manual_codes_device.py
         --ignore=tests/kernels/test_sparse_compiling.py --ignore=tests/kernels/test_sparse_emulation.py)
     shift
-    [ -n "$slow" ] || without+=(--ignore-glob='*/test_manual*' --ignore-glob='*/test_multiplier*'
-        --ignore=tests/kernels/test_codes.py --ignore=tests/kernels/test_mac.py
-        --ignore=tests/kernels/test_custom.py --ignore-glob='*/test_anytime_iresnext*'
-        --ignore=tests/lab/test_anytime_training.py
-        --ignore-glob='*/test_experiments_branchynet*' --ignore-glob='*/test_experiments_ddnn*'
-        --ignore-glob='*/test_experiments_sact*' --ignore-glob='*/experiments/test_anytime*'
-        --ignore=tests/experiments/test_iresnext.py --ignore=tests/experiments/test_nested_osgd.py
-        --ignore=tests/experiments/test_residual_cutting.py --ignore=tests/experiments/test_quantisation.py
-        --ignore=tests/experiments/test_pruning_experiment.py --ignore=tests/experiments/test_ensembles.py
-        --ignore=tests/experiments/test_feature_pyramid.py --ignore=tests/experiments/test_class_maps_rows.py
-        --ignore=tests/experiments/test_resolution_ladder.py --ignore=tests/experiments/test_fundamentals.py)
+    [ -n "$slow" ] || mapfile -t -O "${#without[@]}" without < <(sed -n 's/^[^#]/--ignore-glob=&/p' scripts/python38.without)
     stage "$name" run_tests "$name" "$state/lab38/bin/python" "$@" "${without[@]}"
 }
 

@@ -32,7 +32,7 @@ def checkout(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.fixture(params=["dash", "busybox"])
+@pytest.fixture(params=["dash", pytest.param("busybox", marks=pytest.mark.slow)])
 def board(request: pytest.FixtureRequest, tmp_path: Path) -> Board:
     if shutil.which(request.param) is None:
         pytest.skip(f"{request.param} is not installed")

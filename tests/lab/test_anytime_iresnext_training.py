@@ -160,7 +160,9 @@ class TestSandwich:
             assert torch.allclose(losses.extra, expected, rtol=1e-3)
 
     @pytest.mark.filterwarnings("ignore")  # what a compiler warns of is no fault of ours
-    @pytest.mark.parametrize("form", FORMS)
+    @pytest.mark.parametrize(
+        "form", [pytest.param("shared", marks=pytest.mark.slow), "incremental"]
+    )
     def test_as_a_gpu_runs_it_a_compiler_takes_all_of_it(self, form: str) -> None:
         """In one graph, which -p compile=true asks for; here without making kernels of it. An
         update that reads which exits were drawn, as a CPU's does, would fall apart."""

@@ -113,6 +113,7 @@ def test_machines_that_were_told_different_things_do_not_begin(tmp_path: Path) -
         assert "start all nodes with the same words" in machines.said(rank)
 
 
+@pytest.mark.slow
 def test_a_machine_that_dies_fails_the_row_everywhere_and_keeps_what_was(tmp_path: Path) -> None:
     machines = Machines(tmp_path)
     words = ["-p", "epochs=400", "-p", "train_limit=2000"]

@@ -124,7 +124,11 @@ def test_what_a_model_raises_is_none_of_the_compilers() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("combination", [Orthogonalised(), PCGrad(per_tensor=True)], ids=repr)
+@pytest.mark.parametrize(
+    "combination",
+    [Orthogonalised(), pytest.param(PCGrad(per_tensor=True), marks=pytest.mark.slow)],
+    ids=repr,
+)
 def test_projected_gradients_are_taken_through_stages_that_are_compiled_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, combination: Projection
 ) -> None:
@@ -147,6 +151,7 @@ def test_projected_gradients_are_taken_through_stages_that_are_compiled_one_by_o
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_there_are_more_stages_than_the_compiler_keeps_versions_of_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
