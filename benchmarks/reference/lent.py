@@ -25,8 +25,8 @@ N: after so many seconds what runs is stopped in order.
 `log.txt`, and `caches.tar.gz`, the small files of the cache folder, which is WORK/cache here.
 It prints how far each job is, and how long it takes at its pace of the last minutes.
 Of a run that goes on the archive has its events: `narrowgauge_lab record` makes a record of them.
-`--unfinished`: the newest checkpoints of trainings that have not ended, the smallest first, in so
-many MB, as `unfinished.….1-of-3` and so on, for another host (see `unfinished.py`).
+`--unfinished`: the newest checkpoints of trainings that have not ended, what is nearly done first,
+in so many MB, as `unfinished.….1-of-3` and so on, for another host (see `unfinished.py`).
 Its exit code is 0 once all has ended, however it did (WORK/ended has the worst code), 3 before.
 
 `drop` ends jobs that will not be through in time, in order, so that their lanes take the next ones.

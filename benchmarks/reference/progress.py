@@ -9,7 +9,7 @@ from typing import Any
 from jobs import DROPPED, RUNNING
 from packing import EVENTS
 
-__all__ = ["running", "runs"]
+__all__ = ["running", "runs", "share_done"]
 
 #: The pace is that of the last so many seconds: what shares a GPU comes and goes.
 RECENT_S = 120.0
@@ -26,8 +26,19 @@ def runs(folder: Path) -> bool:
     return (folder / RUNNING).is_file() and not (folder / DROPPED).is_file()
 
 
+def share_done(folder: Path) -> float:
+    """How much of what a run was last at is done, from 0 to 1; 0 where nothing says."""
+    steps = _steps(folder)
+    done, total = (steps[-1]["data"][name] for name in ("done", "total")) if steps else (0, 0)
+    return min(1.0, done / total) if total else 0.0
+
+
+def _steps(folder: Path) -> list[dict[str, Any]]:
+    return [each for each in _events(folder / EVENTS) if each.get("kind") == "progress"]
+
+
 def _said(folder: Path) -> str:
-    steps = [each for each in _events(folder / EVENTS) if each.get("kind") == "progress"]
+    steps = _steps(folder)
     if not steps:
         return "no progress yet"
     last = first = steps[-1]

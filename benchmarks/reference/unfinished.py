@@ -23,6 +23,7 @@ from typing import Any
 
 from jobs import BEGUN, ENDED
 from packing import ARRAYS_BYTES
+from progress import share_done
 
 __all__ = ["STEM", "pack_unfinished", "restore_unfinished"]
 
@@ -30,6 +31,8 @@ __all__ = ["STEM", "pack_unfinished", "restore_unfinished"]
 STEM = "unfinished"
 _PIECE = re.compile(r"\.([0-9a-f]{12})\.(\d+)-of-(\d+)$")
 _JOB, _CHECKPOINTS, _SOURCES = "job.json", "checkpoints", "sources.json"
+#: What a run is taken to have done at least, of which nothing is told.
+_LEAST_SHARE = 0.01
 #: Of a member beside its bytes: its header, and what fills its last block up.
 _MEMBER_BYTES = 2 * tarfile.BLOCKSIZE
 
@@ -37,9 +40,9 @@ _MEMBER_BYTES = 2 * tarfile.BLOCKSIZE
 def pack_unfinished(
     out: Path, into: Path, room: int, experiments: Path
 ) -> tuple[list[str], list[str]]:
-    """Pieces in `into` of what of the folders of `out` may go on elsewhere, the smallest first, as
-    far as `room` bytes hold; replaces those that are there. Returns a line for each job that is in
-    them, and one for each that is not, and why."""
+    """Pieces in `into` of what of the folders of `out` may go on elsewhere, as far as `room` bytes
+    hold, the fewest bytes for what is done first; replaces those that are there. Returns a line for
+    each job that is in them, and one for each that is not, and why."""
     for old in into.glob(f"{STEM}.*-of-*"):
         old.unlink()
     kept: list[str] = []
@@ -47,7 +50,8 @@ def pack_unfinished(
     body = io.BytesIO()
     with tarfile.open(fileobj=body, mode="w") as archive:
         sizes = {folder: _size(folder) for folder in _unfinished(out)}
-        for folder in sorted(sizes, key=lambda each: sizes[each]):
+        worth = {folder: max(_LEAST_SHARE, share_done(folder)) for folder in sizes}
+        for folder in sorted(sizes, key=lambda each: sizes[each] / worth[each]):
             said = f"{folder.name}, {sizes[folder] / 1e6:.1f} MB"
             why = _why_not(folder)
             if not why and body.tell() + sizes[folder] + tarfile.RECORDSIZE > room:

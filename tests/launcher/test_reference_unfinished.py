@@ -29,7 +29,7 @@ def unfinished(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
     monkeypatch.setattr(module, "ARRAYS_BYTES", 20_000)
     yield module
-    for name in ("unfinished", "packing", "jobs"):
+    for name in ("unfinished", "progress", "packing", "jobs"):
         sys.modules.pop(name, None)
 
 
@@ -137,6 +137,22 @@ def test_what_finds_no_room_is_said_and_the_smallest_goes_first(
         assert (len(kept), len(left)) == (count, 2 - count)
         assert left[-1] == "large, 0.1 MB: no room"
         assert sum(each.stat().st_size for each in tmp_path.glob("unfinished.*")) <= room
+
+
+def test_what_is_nearly_done_goes_first(
+    unfinished: ModuleType, experiments: Path, tmp_path: Path
+) -> None:
+    """Two trainings of one size, of which there is room for one; what is told of a third is no
+    progress, and half a line."""
+    for name, done in (("begun", 4), ("late", 74), ("silent", 0)):
+        event = {"kind": "progress", "row": 0, "t": 1.0, "data": {"done": done, "total": 80}}
+        told = json.dumps({**event, "kind": "metric"}) if name == "silent" else json.dumps(event)
+        job(tmp_path / "out", name, 30_000, {"events.jsonl": f'{told}\n{{"kind": "prog'})
+
+    kept, left = unfinished.pack_unfinished(tmp_path / "out", tmp_path, 80_000, experiments)
+
+    assert [each.partition(",")[0] for each in kept] == ["late"]
+    assert [each.partition(",")[0] for each in left] == ["begun", "silent"]
 
 
 def test_a_checkpoint_that_goes_while_it_is_packed_is_left_out(
