@@ -253,9 +253,12 @@ MUST_AGREE = (
     "kernels_build",
     "measurement",
     "device",
+    "threads",
     "power_mode",
     "energy_source",
 )
+#: What begins the names of variables that say how many threads there are and how they wait.
+_THREADS = ("GOMP_", "KMP_", "MKL_", "OMP_")
 
 
 def compose(
@@ -396,9 +399,17 @@ def agreement_facts(record: Record) -> Dict[str, Any]:
         "kernels_build": inside.kernels_build if inside else None,
         "measurement": inside.measurement if inside else None,
         "device": (inside.accelerator or inside.cpu) if inside else None,
+        "threads": _threads(inside),
         "power_mode": machine.power_mode if machine else None,
         "energy_source": sources,
     }
+
+
+def _threads(inside: Optional[InsideFacts]) -> Optional[Dict[str, str]]:
+    if inside is None:
+        return None
+    found = inside.environment.items()
+    return {name: value for name, value in sorted(found) if name.startswith(_THREADS)}
 
 
 def disagreements(one: Record, other: Record) -> List[str]:

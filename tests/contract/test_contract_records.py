@@ -6,6 +6,7 @@ cannot read them any more has lost somebody's measurements.
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import math
@@ -16,7 +17,7 @@ import pytest
 from narrowgauge_contract.codec import dumps
 from narrowgauge_contract.errors import DamagedRecordError
 from narrowgauge_contract.outcome import Status
-from narrowgauge_contract.record import disagreements, load_record
+from narrowgauge_contract.record import Record, disagreements, load_record
 from narrowgauge_contract.spec import parse_spec
 
 FOLDER = Path(__file__).parents[1] / "data" / "records"
@@ -77,6 +78,22 @@ def test_energy_keeps_its_source_and_rows_without_it_are_invalid() -> None:
     assert {"target", "device", "power_mode", "energy_source"} <= set(named)
     assert nvml.host is not None
     assert nvml.host.weights[0].name == "resnet20-90"
+
+
+def test_records_of_other_threads_are_not_put_together() -> None:
+    one = load_record(FOLDER / "sparse-energy-nvml.json")
+    assert one.inside is not None
+
+    def by(**environment: str) -> Record:
+        assert one.inside is not None
+        inside = dataclasses.replace(one.inside, environment=environment)
+        return dataclasses.replace(one, inside=inside)
+
+    eight = by(OMP_NUM_THREADS="8", CUDA_VISIBLE_DEVICES="0")
+    assert disagreements(eight, by(OMP_NUM_THREADS="8", CUDA_VISIBLE_DEVICES="3")) == []
+    spinning = by(OMP_NUM_THREADS="8", GOMP_SPINCOUNT="100000")
+    (said,) = disagreements(eight, spinning)
+    assert said.startswith("threads: {'OMP_NUM_THREADS': '8'} / ")
 
 
 def test_an_anytime_run_keeps_its_plan_its_logits_and_what_is_not_finite() -> None:
