@@ -240,7 +240,11 @@ def test_an_extreme_decides_alone() -> None:
     metric = {"operator": "value", "of": ["time{engine=own}"], "statistic": "min"}
     bound = claim(kind="bound", metric=metric, expected={"any": {"minimum": 0.99}})
 
-    assert judged(bound, both()).verdict is Verdict.NOT_REPRODUCED
+    found = judged(bound, both())
+    assert found.verdict is Verdict.NOT_REPRODUCED
+    assert found.flip == "a repeat beyond all of these that is at least 0.99"
+    held = claim(kind="bound", metric=metric, expected={"any": {"maximum": 0.99}})
+    assert judged(held, both()).flip == "a repeat beyond all of these that is not at most 0.99"
 
 
 # What keeps a verdict from being REPRODUCED, or from being at all.

@@ -29,7 +29,10 @@ from narrowgauge.judge.gather import (
 )
 from narrowgauge.noise import Floors
 from narrowgauge.report.cards import card_of
+from narrowgauge.report.content import build
+from narrowgauge.report.markdown import markdown_block
 from narrowgauge.store import Store
+from narrowgauge_contract.claims import Verdict
 from narrowgauge_contract.codec import dumps
 from narrowgauge_contract.errors import ExitCode
 from narrowgauge_contract.job import resolve
@@ -280,12 +283,29 @@ def test_the_artifact_pages_verdicts_are_those_of_the_references() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_what_was_measured_but_not_as_claimed_is_listed_with_its_figure() -> None:
+    """A miss by a lesser recipe refutes nothing; among what nobody measured it would be hidden."""
+    judged = cases.judged()
+    (one, *_) = [each for each in judged.judgements if each.parts]
+    reason = "87.31 of another recipe neither shows nor refutes it: epochs is 24"
+    missed = dataclasses.replace(one, verdict=Verdict.SKIPPED, estimate=None, reason=reason)
+    lacking = dataclasses.replace(missed, parts=(), reason="no run has measured it")
+
+    listed = {}
+    for each in (missed, lacking):
+        page = markdown_block(build(dataclasses.replace(judged, judgements=(each,)), cases.cards()))
+        listed[each.reason] = [line for line in page.splitlines() if line.startswith("| ")]
+
+    assert any(reason in line for line in listed[reason])
+    assert not any("| SKIPPED | 1 |" in line and "race" in line for line in listed[reason])
+    assert not any("measured, but not" in line for line in listed["no run has measured it"])
+
+
 @pytest.mark.slow
 def test_the_appendix_compiles(tmp_path: Path) -> None:
     latex = shutil.which("pdflatex")
     if latex is None:
         pytest.skip("no pdflatex here: apt-get install texlive-latex-base")
-    from narrowgauge.report.content import build
     from narrowgauge.report.latex import latex_report
 
     for name, judged in (("plain", cases.judged()), ("hostile", cases.hostile_judged())):

@@ -108,6 +108,11 @@ def flip_of_region(
     asked = words_of(region)
     if doubt is not None:
         return doubt.cure
+    if found.extreme:
+        # One repeat decides; whatever the others are, another one beyond it would.
+        to = "not " if verdict is not Verdict.NOT_REPRODUCED else ""
+        lost = f"a repeat beyond all of these that is {to}{asked}"
+        return f"{cap.cure} could make it REPRODUCED; {lost}" if cap else lost
     what = "every repeat" if found.by_repeats else "the whole interval"
     if verdict is Verdict.UNSTABLE:
         return f"more repeats or less noise, so that {what} is {asked}, or none of it"

@@ -42,7 +42,7 @@ MEANING = {
     Verdict.NOT_REPRODUCED: "measured, and it does not hold",
     Verdict.UNSTABLE: "the samples do not tell",
     Verdict.INVALID: "measured, but the numbers must not be used",
-    Verdict.SKIPPED: "not measured here",
+    Verdict.SKIPPED: "not measured here, or not as claimed, which neither shows nor refutes it",
     Verdict.NOT_APPLICABLE: "nothing here can measure it",
 }
 #: What the columns of intervals are called; an equivalence has another coverage, and says so.

@@ -13,6 +13,7 @@ from narrowgauge.errors import UsageError
 from narrowgauge.report.content import INTERVAL, MEANING, REPLAY, ClaimView, Report
 from narrowgauge.report.text import code_block, markdown
 from narrowgauge.report.words import duration
+from narrowgauge_contract.claims import Verdict
 from narrowgauge_contract.codec import write_atomic
 
 __all__ = ["fill_block", "markdown_block", "markdown_report", "table_line", "update_block"]
@@ -60,6 +61,10 @@ def _body(report: Report) -> str:
     if report.measured:
         parts.append("\n".join(_table(report.measured)))
     rest = [each for each in report.claims if not each.measured]
+    otherwise = [each for each in rest if _all_there(each)]
+    if otherwise:
+        parts.append("\n".join(_otherwise(otherwise)))
+        rest = [each for each in rest if not _all_there(each)]
     if rest:
         parts.append("\n".join(_unmeasured(rest)))
     return "\n\n".join(parts)
@@ -78,6 +83,20 @@ def _table(claims: Iterable[ClaimView]) -> Iterator[str]:
         cells += [markdown(words) for words in (each.paper, each.here, each.spread)]
         cells += [str(each.repeats or ""), markdown(each.device)]
         yield table_line(cells)
+
+
+def _all_there(each: ClaimView) -> bool:
+    """Whether there are figures of all that a skipped claim compares."""
+    return each.verdict is Verdict.SKIPPED and len(each.parts) == len(each.selections)
+
+
+def _otherwise(claims: Iterable[ClaimView]) -> Iterator[str]:
+    """Measured, and no verdict: by a lesser recipe, whose miss says nothing, or too seldom."""
+    yield table_line(["measured, but not as claimed", "the paper", "what there is"])
+    yield table_line(["---", "---", "---"])
+    for each in claims:
+        name = markdown(f"{each.experiment}/{each.id}")
+        yield table_line([name, markdown(each.paper), markdown(each.reason)])
 
 
 def _unmeasured(claims: Iterable[ClaimView]) -> Iterator[str]:
