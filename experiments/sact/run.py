@@ -30,7 +30,7 @@ _CHANNELS = 16
 _FALLS = (0.6, 0.75, 0.9)
 
 
-# unverified: all of profile paper of sact | half of it ran | narrowgauge run sact --profile paper
+# unverified: profile paper of sact | sact for half of it | narrowgauge run sact --profile paper
 def run(ctx: RowContext) -> None:
     """Measure as `ctx.parameters` say."""
     parameters = ctx.parameters

@@ -1,7 +1,7 @@
 """`narrowgauge compare RUN RUN`: the same configurations in two runs, side by side.
 
 Two runs are always compared; their samples are pooled into one statistic only where everything in
-`contract.record.MUST_AGREE` agrees, and otherwise the facts that differ are named.
+`contract.agreement.MUST_AGREE` agrees, and otherwise the facts that differ are named.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from narrowgauge.noise import MEANING, UNKNOWN, Detectable, Floors
 from narrowgauge.statistics import Configuration, Interval, Summary, word
 from narrowgauge.units import scale_of
 from narrowgauge.view import metric_names, unit_of, widen
+from narrowgauge_contract.agreement import disagreements
 from narrowgauge_contract.codec import encode
-from narrowgauge_contract.record import Record, disagreements
+from narrowgauge_contract.record import Record
 
 if TYPE_CHECKING:
     from rich.console import Console

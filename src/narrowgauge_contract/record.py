@@ -9,9 +9,9 @@ import dataclasses
 import gzip
 import json
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Optional, Tuple
 
-from narrowgauge_contract.codec import LATER, decode, encode, read_json, write_json_atomic
+from narrowgauge_contract.codec import LATER, decode, read_json, write_json_atomic
 from narrowgauge_contract.errors import (
     DamagedRecordError,
     ExitCode,
@@ -29,11 +29,9 @@ from narrowgauge_contract.outcome import (
     SideFile,
     Status,
 )
-from narrowgauge_contract.placement import document_hash
 
 __all__ = [
     "HOST_NOTE_FORMAT",
-    "MUST_AGREE",
     "RECORD_FILE",
     "RECORD_FORMAT",
     "BoardFacts",
@@ -46,10 +44,7 @@ __all__ = [
     "Record",
     "SchedulerFacts",
     "Weights",
-    "agreement_facts",
     "compose",
-    "differing",
-    "disagreements",
     "load_host_note",
     "load_record",
     "write_record",
@@ -240,27 +235,6 @@ class Record:
         return tuple(row for row in self.rows if row.validity.valid)
 
 
-#: What must be equal before the rows of two records may be put into one statistic.
-MUST_AGREE = (
-    "experiment",
-    "experiment_code",
-    "source",
-    "parameters",
-    "plan",
-    "target",
-    "synthetic",
-    "torch",
-    "kernels_build",
-    "measurement",
-    "device",
-    "threads",
-    "power_mode",
-    "energy_source",
-)
-#: What begins the names of variables that say how many threads there are and how they wait.
-_THREADS = ("GOMP_", "KMP_", "MKL_", "OMP_")
-
-
 def compose(
     job: Job,
     outcome: Optional[Outcome],
@@ -378,45 +352,3 @@ def _read_gzip(path: Path) -> Any:
             return json.load(stream)
     except (OSError, EOFError, ValueError) as error:
         raise DamagedRecordError(f"{path} is truncated or not a record", why=str(error)) from error
-
-
-def agreement_facts(record: Record) -> Dict[str, Any]:
-    """What must be equal in records that are aggregated, by the names in MUST_AGREE."""
-    inside = record.inside
-    machine = record.host.machine if record.host else None
-    sources = sorted({m.source for row in record.rows for m in row.metrics if m.unit == "J"})
-    return {
-        "experiment": record.experiment,
-        # Twelve digits of the hashes: enough to tell versions apart, and to be read out.
-        "experiment_code": record.hashes.experiment[:12],
-        "source": record.hashes.source[:12],
-        "parameters": encode(record.parameters),
-        # A built-in plan keeps its name where a later version of ours says something else in it.
-        "plan": {name: document_hash(each)[:8] for name, each in (record.plan or {}).items()},
-        "target": record.target,
-        "synthetic": record.synthetic,
-        "torch": inside.torch if inside else None,
-        "kernels_build": inside.kernels_build if inside else None,
-        "measurement": inside.measurement if inside else None,
-        "device": (inside.accelerator or inside.cpu) if inside else None,
-        "threads": _threads(inside),
-        "power_mode": machine.power_mode if machine else None,
-        "energy_source": sources,
-    }
-
-
-def _threads(inside: Optional[InsideFacts]) -> Optional[Dict[str, str]]:
-    if inside is None:
-        return None
-    found = inside.environment.items()
-    return {name: value for name, value in sorted(found) if name.startswith(_THREADS)}
-
-
-def disagreements(one: Record, other: Record) -> List[str]:
-    """Why two records must not be aggregated: a line per fact that differs, with both values."""
-    return differing(agreement_facts(one), agreement_facts(other))
-
-
-def differing(left: Dict[str, Any], right: Dict[str, Any]) -> List[str]:
-    """`disagreements` of two records by their `agreement_facts`."""
-    return [f"{key}: {left[key]} / {right[key]}" for key in MUST_AGREE if left[key] != right[key]]

@@ -10,6 +10,7 @@ from typing import Any, Dict, List
 import pytest
 from contract_cases import event, metric, row_end, row_start, run_start, spec
 
+from narrowgauge_contract.agreement import disagreements
 from narrowgauge_contract.codec import write_json_atomic
 from narrowgauge_contract.errors import DamagedRecordError, ExitCode, UsageError
 from narrowgauge_contract.events import Event, EventKind
@@ -27,7 +28,6 @@ from narrowgauge_contract.record import (
     ImageFacts,
     MachineFacts,
     compose,
-    disagreements,
     load_host_note,
     load_record,
     write_record,

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from narrowgauge_contract.agreement import disagreements
 from narrowgauge_contract.codec import dumps
 from narrowgauge_contract.errors import DamagedRecordError
 from narrowgauge_contract.outcome import Status
-from narrowgauge_contract.record import Record, disagreements, load_record
+from narrowgauge_contract.record import Record, load_record
 from narrowgauge_contract.spec import parse_spec
 
 FOLDER = Path(__file__).parents[1] / "data" / "records"

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Optional
 import pytest
 from contract_cases import document
 
+from narrowgauge_contract.agreement import disagreements
 from narrowgauge_contract.codec import dumps
 from narrowgauge_contract.errors import (
     BadValueError,
@@ -22,7 +23,7 @@ from narrowgauge_contract.job import Job, load_job, parse_overrides, resolve, re
 from narrowgauge_contract.outcome import Fold, Status, fold_outcome
 from narrowgauge_contract.placement import BUILTIN, parse_plan, plan_document
 from narrowgauge_contract.placement_files import PlanWords, load_plan, read_plans
-from narrowgauge_contract.record import compose, disagreements
+from narrowgauge_contract.record import compose
 from narrowgauge_contract.spec import ExperimentSpec, parse_spec
 
 _TOML = """

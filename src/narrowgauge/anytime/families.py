@@ -1,8 +1,8 @@
 """Runs that are one network trained several times: a family has a row for each seed.
 
 Rows of one family agree in all that two records must agree in before their rows may go into one
-statistic (`narrowgauge_contract.record.MUST_AGREE`): rows of another version of the code, another
-torch or another device are another family, and its label names what differs.
+statistic (`narrowgauge_contract.agreement.MUST_AGREE`): rows of another version of the code,
+another torch or another device are another family, and its label names what differs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from narrowgauge.anytime.gather import Answered
 from narrowgauge.report.text import clean
 from narrowgauge.statistics import word
-from narrowgauge_contract.record import MUST_AGREE
+from narrowgauge_contract.agreement import MUST_AGREE
 from narrowgauge_scores.side_file import RunLogits
 
 __all__ = ["Family", "families_of", "split_notes"]

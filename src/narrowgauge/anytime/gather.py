@@ -12,8 +12,8 @@ from narrowgauge.errors import UsageError
 from narrowgauge.index.untouched import check_untouched
 from narrowgauge.side_files import side_file
 from narrowgauge.store import RunFolder
+from narrowgauge_contract.agreement import agreement_facts
 from narrowgauge_contract.outcome import Row
-from narrowgauge_contract.record import agreement_facts
 from narrowgauge_scores.side_file import LOGITS_FILE, RunLogits, Split, read_logits
 
 if TYPE_CHECKING:

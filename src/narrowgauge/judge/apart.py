@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from narrowgauge.statistics import word
-from narrowgauge_contract.record import Record, agreement_facts, differing
+from narrowgauge_contract.agreement import agreement_facts, differing
+from narrowgauge_contract.record import Record
 
 __all__ = ["facts_of", "named_apart"]
 

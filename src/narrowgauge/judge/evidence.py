@@ -26,9 +26,10 @@ from narrowgauge.judge.settings import (
     named_by,
     varying_in,
 )
+from narrowgauge_contract.agreement import agreement_facts
 from narrowgauge_contract.claims import Claim
 from narrowgauge_contract.figures import is_time
-from narrowgauge_contract.record import Record, agreement_facts
+from narrowgauge_contract.record import Record
 from narrowgauge_contract.spec import ExperimentSpec
 
 __all__ = ["Case", "Evidence", "evidence_for"]
