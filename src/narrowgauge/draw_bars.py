@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from narrowgauge import statistics
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["bars_size", "paint_bars"]
+
+#: Of bars on one axis, how many times as long one may be as another that is still to be seen.
+_MOST_APART = 30.0
 
 
 def bars_size(words: Sequence[str], metrics: Sequence[str]) -> tuple[float, float]:
@@ -36,12 +39,15 @@ def paint_bars(
     metrics: Sequence[str],
     words: Sequence[str],
 ) -> None:
-    """Paint a panel per metric into `picture`; `words`: beside each bar."""
+    """Paint a panel per metric into `picture`; `words`: beside each bar. Panels of one unit have
+    one axis, so that their bars compare."""
     labels = [each.replace(", ", "\n") for each in words]
     panels = picture.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
-    for panel, metric in zip(panels, metrics, strict=True):
-        unit = unit_of(record, metric)
-        scale = _scale([each.figures(metric) for each in found], unit)
+    units = [unit_of(record, metric) for metric in metrics]
+    bars = {metric: [each.figures(metric) for each in found] for metric in metrics}
+    alike = [_alike(metric, metrics, units, bars) for metric in metrics]
+    for panel, metric, unit, group in zip(panels, metrics, units, alike, strict=True):
+        scale = _scale([figures for each in group for figures in bars[each]], unit)
         for place, each in enumerate(found):
             figures = [scale.factor * value for value in each.figures(metric)]
             _bar(panel, place, figures, COLOURS[place % len(COLOURS)], scale.unit)
@@ -53,13 +59,34 @@ def paint_bars(
             panel.set_title(axis_of(metric, ""), fontsize=10, loc="left")
         panel.grid(visible=False, axis="y")
         panel.margins(x=0.15)
+    for panel, metric, group in zip(panels, metrics, alike, strict=True):
+        if metric != group[0]:
+            panel.sharex(panels[metrics.index(group[0])])
+            panel.autoscale(axis="x")
+
+
+def _alike(
+    metric: str,
+    metrics: Sequence[str],
+    units: Sequence[str],
+    bars: Mapping[str, Sequence[Sequence[float]]],
+) -> list[str]:
+    """The metrics that share an axis with this one: those of its unit, unless the longest bar of
+    them is so much longer than the longest of another that nothing would be seen of that."""
+    unit = units[metrics.index(metric)]
+    group = [each for each, its in zip(metrics, units, strict=True) if its == unit]
+    longest = [_longest(bars[each]) for each in group]
+    return group if 0 < max(longest) <= _MOST_APART * min(longest) else [metric]
 
 
 def _scale(bars: Sequence[Sequence[float]], unit: str) -> Scale:
     """The one that the longest bar reads well in."""
+    return prefixed_scale_of(_longest(bars), unit)
+
+
+def _longest(bars: Sequence[Sequence[float]]) -> float:
     middles = [found.median for each in bars if (found := statistics.summarize(each)) is not None]
-    longest = max((abs(each) for each in middles if math.isfinite(each)), default=0.0)
-    return prefixed_scale_of(longest, unit)
+    return max((abs(each) for each in middles if math.isfinite(each)), default=0.0)
 
 
 def _bar(panel: Axes, place: int, figures: Sequence[float], colour: str, unit: str) -> None:

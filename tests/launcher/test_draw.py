@@ -126,6 +126,35 @@ def test_bars_are_in_the_unit_that_the_longest_reads_well_in(
     assert f"<!-- {label} -->" in svg
 
 
+def test_panels_of_one_unit_have_one_axis_unless_nothing_would_be_seen_of_one(
+    tmp_path: Path,
+) -> None:
+    figures = {"step": ("s", 0.020), "predicted": ("s", 0.023), "launch": ("s", 1e-5),
+               "speed": ("image/s", 0.021)}  # fmt: skip
+
+    def measured(record: Record) -> Record:
+        metrics = tuple(Metric(n, unit, "monotonic", (v,)) for n, (unit, v) in figures.items())
+        rows = tuple(dataclasses.replace(row, metrics=metrics) for row in record.rows)
+        return dataclasses.replace(record, rows=rows)
+
+    def axes_of(*metrics: str) -> list[tuple[float, str]]:
+        drawing = {"name": "d", "kind": "bar", "title": "D", "metrics": list(metrics)}
+        spec = parse_spec({**record.spec, "draw": [drawing]})
+        ((_, picture),) = draw._bars(spec.drawings[0], record)
+        return [(panel.get_xlim()[1], panel.get_xlabel()) for panel in picture.axes]
+
+    record = _with(tmp_path, measured).record()
+
+    (step, its), (predicted, others) = axes_of("step", "predicted")
+    assert step == predicted > 23
+    assert (its, others) == ("step (ms)", "predicted (ms)")
+    (step, _), (launch, label) = axes_of("step", "launch")
+    assert step > 20
+    assert (9 < launch < 20, label) == (True, "launch (µs)")
+    (step, _), (speed, label) = axes_of("step", "speed")
+    assert (speed < 1 < step, label) == (True, "speed (image/s)")
+
+
 def test_a_matrix_sums_the_valid_repeats(tmp_path: Path) -> None:
     folder = recorded(tmp_path)
     draw_run(folder, FLOORS)
