@@ -92,8 +92,7 @@ def _matching(drawing: Drawing, found: Sequence[Configuration]) -> list[Beside]:
     """What was published for any of these."""
     if drawing.stack is None:
         return []
-    here = {each.parameters.get(drawing.stack.parameter) for each in found}
-    return [each for each in drawing.stack.beside if here & set(each.values)]
+    return [each for each in drawing.stack.beside if _places(found, drawing.stack, each)]
 
 
 def _places(
@@ -103,7 +102,8 @@ def _places(
     ours: dict[Scalar, list[int]] = {}
     for place, each in enumerate(found):
         value = each.parameters.get(stack.parameter, "")
-        if value in other.values:
+        asked = all(each.parameters.get(name) == only for name, only in other.where.items())
+        if asked and value in other.values:
             ours.setdefault(value, []).append(place)
     return {
         value: ((places[0] + places[-1]) / 2, places[-1] - places[0] + 0.68)

@@ -56,10 +56,12 @@ class Ladder:
 @dataclasses.dataclass(frozen=True)
 class Beside:
     """Figures from elsewhere that stand beside stacked bars: `name` says from where. `values`: per
-    value of the stack's parameter, metric -> figure, in the metrics' own unit."""
+    value of the stack's parameter, metric -> figure, in the metrics' own unit. `where`: parameters
+    that a bar must have for these to stand beside it, as the batch that was published."""
 
     name: str
     values: Dict[Scalar, Dict[str, float]]
+    where: Dict[str, Scalar] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +201,13 @@ def _parse_stack(body: Mapping[str, Any], parameters: Mapping[str, Parameter], w
     tables = body.get("beside", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ExperimentFileError(f"{where}: 'beside' should be a list of tables")
-    beside = tuple(_parse_beside(table, parameter, metrics, f"{where} beside") for table in tables)
+    beside = tuple(
+        dataclasses.replace(
+            _parse_beside(table, parameter, metrics, f"{where} beside"),
+            where=_parse_where(table.get("where", {}), parameters, f"{where} beside"),
+        )
+        for table in tables
+    )
     return Stack(parameter.name, dict(names), beside)
 
 
@@ -208,7 +216,7 @@ def _parse_beside(
 ) -> Beside:
     """`metrics` lists what the figures of a row in `values` are of, in their order; figures of a
     metric that is listed twice add up. `scale` brings them to the metrics' unit."""
-    only(body, ("name", "metrics", "scale", "values"), where)
+    only(body, ("name", "metrics", "scale", "values", "where"), where)
     columns, scale, rows = (
         names_of(body, "metrics", where),
         body.get("scale", 1),
@@ -230,6 +238,13 @@ def _parse_beside(
         for column, each in zip(columns, figures):
             summed[column] = summed.get(column, 0.0) + each * scale
     return Beside(text_of(body, "name", where), values)
+
+
+def _parse_where(asked: Any, parameters: Mapping[str, Parameter], where: str) -> Dict[str, Scalar]:
+    if not isinstance(asked, dict):
+        raise ExperimentFileError(f"{where}: 'where' should be a table from parameters to values")
+    only(asked, tuple(n for n, p in parameters.items() if p.axis == "row"), f"{where} where")
+    return {name: parameters[name].parse(str(value)) for name, value in asked.items()}
 
 
 def _is_number(value: Any) -> bool:

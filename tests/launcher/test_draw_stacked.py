@@ -84,6 +84,15 @@ def test_bars_stand_on_each_other_and_beside_them_what_was_published(tmp_path: P
     assert published.get_title(loc="left") == "published"
 
 
+def test_what_was_published_stands_beside_bars_of_the_same_settings_alone(tmp_path: Path) -> None:
+    """Of another batch it would be compared with what it is not."""
+    same = spec(beside=beside(where={"precision": "bf16"}))
+    other = spec(beside=beside(where={"precision": "fp32"}))
+
+    assert len(panels(folder(tmp_path / "same", same)).axes) == 2
+    assert len(panels(folder(tmp_path / "other", other)).axes) == 1
+
+
 def test_the_files_are_drawn_the_same_again_and_name_what_they_show(tmp_path: Path) -> None:
     made = folder(tmp_path)
     draw_run(made, FLOORS)
@@ -153,6 +162,9 @@ def test_who_stands_in_is_said(tmp_path: Path) -> None:
         ({"beside": beside(scale="x")}, "scale"),
         ({"beside": beside(extra=1)}, "extra"),
         ({"beside": beside(name="")}, "name"),
+        ({"beside": beside(where=["precision"])}, "table from parameters"),
+        ({"beside": beside(where={"precison": "bf16"})}, "precison"),
+        ({"beside": beside(where={"epochs": 3})}, "epochs"),  # of the run, which bars do not have
         ({"y": "seconds"}, "y"),
     ],
 )
