@@ -43,10 +43,11 @@ def paint_bars(
     one axis, so that their bars compare."""
     labels = [each.replace(", ", "\n") for each in words]
     panels = picture.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
-    units = [unit_of(record, metric) for metric in metrics]
+    units = {metric: unit_of(record, metric) for metric in metrics}
     bars = {metric: [each.figures(metric) for each in found] for metric in metrics}
-    alike = [_alike(metric, metrics, units, bars) for metric in metrics]
-    for panel, metric, unit, group in zip(panels, metrics, units, alike, strict=True):
+    first: dict[str, Axes] = {}
+    for panel, metric in zip(panels, metrics, strict=True):
+        unit, group = units[metric], _alike(metric, units, bars)
         scale = _scale([figures for each in group for figures in bars[each]], unit)
         for place, each in enumerate(found):
             figures = [scale.factor * value for value in each.figures(metric)]
@@ -59,22 +60,18 @@ def paint_bars(
             panel.set_title(axis_of(metric, ""), fontsize=10, loc="left")
         panel.grid(visible=False, axis="y")
         panel.margins(x=0.15)
-    for panel, metric, group in zip(panels, metrics, alike, strict=True):
-        if metric != group[0]:
-            panel.sharex(panels[metrics.index(group[0])])
+        leader = first.setdefault(group[0], panel)
+        if leader is not panel:
+            panel.sharex(leader)
             panel.autoscale(axis="x")
 
 
 def _alike(
-    metric: str,
-    metrics: Sequence[str],
-    units: Sequence[str],
-    bars: Mapping[str, Sequence[Sequence[float]]],
+    metric: str, units: Mapping[str, str], bars: Mapping[str, Sequence[Sequence[float]]]
 ) -> list[str]:
     """The metrics that share an axis with this one: those of its unit, unless the longest bar of
     them is so much longer than the longest of another that nothing would be seen of that."""
-    unit = units[metrics.index(metric)]
-    group = [each for each, its in zip(metrics, units, strict=True) if its == unit]
+    group = [each for each, unit in units.items() if unit == units[metric]]
     longest = [_longest(bars[each]) for each in group]
     return group if 0 < max(longest) <= _MOST_APART * min(longest) else [metric]
 

@@ -21,6 +21,7 @@ __all__ = [
     "named_values",
     "parse_drawings",
     "values_of",
+    "where_of",
 ]
 
 #: What each kind takes beside `name`, `kind` and `title`.
@@ -201,18 +202,20 @@ def _parse_stack(body: Mapping[str, Any], parameters: Mapping[str, Parameter], w
     tables = body.get("beside", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ExperimentFileError(f"{where}: 'beside' should be a list of tables")
+    # Bars have what rows have; what makes runs is not among it.
+    of_rows = {name: each for name, each in parameters.items() if each.axis == "row"}
     beside = tuple(
-        dataclasses.replace(
-            _parse_beside(table, parameter, metrics, f"{where} beside"),
-            where=_parse_where(table.get("where", {}), parameters, f"{where} beside"),
-        )
-        for table in tables
+        _parse_beside(table, parameter, of_rows, metrics, f"{where} beside") for table in tables
     )
     return Stack(parameter.name, dict(names), beside)
 
 
 def _parse_beside(
-    body: Mapping[str, Any], parameter: Parameter, metrics: Tuple[str, ...], where: str
+    body: Mapping[str, Any],
+    parameter: Parameter,
+    parameters: Mapping[str, Parameter],
+    metrics: Tuple[str, ...],
+    where: str,
 ) -> Beside:
     """`metrics` lists what the figures of a row in `values` are of, in their order; figures of a
     metric that is listed twice add up. `scale` brings them to the metrics' unit."""
@@ -237,14 +240,18 @@ def _parse_beside(
         summed = values.setdefault(parameter.parse(word), {})
         for column, each in zip(columns, figures):
             summed[column] = summed.get(column, 0.0) + each * scale
-    return Beside(text_of(body, "name", where), values)
+    return Beside(text_of(body, "name", where), values, where_of(body, parameters, where))
 
 
-def _parse_where(asked: Any, parameters: Mapping[str, Parameter], where: str) -> Dict[str, Scalar]:
+def where_of(
+    body: Mapping[str, Any], parameters: Mapping[str, Parameter], where: str
+) -> Dict[str, Scalar]:
+    """`where`: the values that some of these parameters must have; none where nothing is said."""
+    asked = body.get("where", {})
     if not isinstance(asked, dict):
         raise ExperimentFileError(f"{where}: 'where' should be a table from parameters to values")
-    only(asked, tuple(n for n, p in parameters.items() if p.axis == "row"), f"{where} where")
-    return {name: parameters[name].parse(str(value)) for name, value in asked.items()}
+    only(asked, tuple(parameters), f"{where} where")
+    return {name: parameters[name].check(value) for name, value in asked.items()}
 
 
 def _is_number(value: Any) -> bool:

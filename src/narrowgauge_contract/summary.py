@@ -40,7 +40,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from narrowgauge_contract.drawing import named_parameter, named_values, values_of
+from narrowgauge_contract.drawing import named_parameter, named_values, values_of, where_of
 from narrowgauge_contract.errors import ExperimentFileError
 from narrowgauge_contract.figures import figure, fitting, median
 from narrowgauge_contract.templates import (
@@ -152,7 +152,7 @@ def parse_summary(
         names=named_values(body, "names", parameter, where),
         baseline=baseline,
         better_less=better == "less",
-        where=_parse_where(body.get("where", {}), parameters, where),
+        where=where_of(body, parameters, where),
         each=templates["each"],
         heading=templates["heading"],
         line=templates["line"],
@@ -172,9 +172,7 @@ def _parse_beside(
     place, asides = f"{where} beside", []
     for each in tables:
         only(each, ("where", "line"), place)
-        aside = Aside(
-            _parse_where(each.get("where", {}), parameters, place), text_of(each, "line", place)
-        )
+        aside = Aside(where_of(each, parameters, place), text_of(each, "line", place))
         if varying in aside.where:
             raise ExperimentFileError(f"{place}: the lines of a block differ in '{varying}'")
         asides.append(aside)
@@ -199,13 +197,6 @@ def _templates(
         elif not isinstance(template, str):
             raise ExperimentFileError(f"{where} {key} should be a text")
     return templates
-
-
-def _parse_where(body: Any, parameters: Mapping[str, Parameter], where: str) -> Dict[str, Scalar]:
-    if not isinstance(body, dict):
-        raise ExperimentFileError(f"{where}: 'where' should be a table")
-    only(body, tuple(parameters), f"{where} where")
-    return {name: parameters[name].check(value) for name, value in body.items()}
 
 
 def summary_lines(summary: Summary, rows: Sequence[Row]) -> Tuple[str, ...]:

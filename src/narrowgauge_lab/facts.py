@@ -21,6 +21,7 @@ from narrowgauge_contract.hashing import tree_hash
 from narrowgauge_contract.outcome import InsideFacts
 from narrowgauge_lab.errors import TorchMissingError
 from narrowgauge_lab.forking import fork
+from narrowgauge_lab.waiting import processors
 
 __all__ = ["FactsError", "experiment_hash", "gather", "in_child", "require_torch", "source_hash"]
 
@@ -118,7 +119,7 @@ def gather(env: Mapping[str, str]) -> InsideFacts:
         accelerator=device["accelerator"],
         capability=device["capability"],
         cpu=_cpu_model(),
-        cpu_count=len(os.sched_getaffinity(0)),
+        cpu_count=processors(),
         threads=device["threads"],
         packages=_versions(),
         environment=_environment(env),

@@ -11,10 +11,9 @@ from __future__ import annotations
 import os
 from typing import Dict, Mapping
 
-__all__ = ["POLICY", "SPINS", "processors", "waiting"]
+__all__ = ["processors", "waiting"]
 
-POLICY, SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
-_THREADS = "OMP_NUM_THREADS"
+_POLICY, _SPINS, _THREADS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"
 #: A fraction of a millisecond: longer than what lies between two regions of a step.
 _SPIN_COUNT = "100000"
 
@@ -31,10 +30,10 @@ def waiting(env: Mapping[str, str], available: int) -> Dict[str, str]:
     """What to add to `env` so that threads sleep at once, but spin for a moment where so few were
     asked for (`OMP_NUM_THREADS`) that as many processors are left; nothing where it says itself how
     they wait."""
-    if POLICY in env or SPINS in env:
+    if _POLICY in env or _SPINS in env:
         return {}
-    added = {POLICY: "PASSIVE"}
+    added = {_POLICY: "PASSIVE"}
     asked = env.get(_THREADS, "")
     if asked.isdigit() and 1 < int(asked) <= available // 2:
-        added[SPINS] = _SPIN_COUNT
+        added[_SPINS] = _SPIN_COUNT
     return added

@@ -311,6 +311,8 @@ def test_expectations_that_differ_by_target_are_all_told() -> None:
         (["a{p=x}", "a"], ("a{p=x}", "a")),
         (["a", "a"], ("a", "a")),
         ([], ()),
+        # A value in quotes has commas of its own.
+        (["a{r='0.5,0.6', b=1}", "a{r='0.7,0.9', b=1}"], ("'0.5,0.6'", "'0.7,0.9'")),
     ],
 )
 def test_labels_are_told_apart_by_what_differs(labels: list[str], short: tuple[str, ...]) -> None:

@@ -48,11 +48,6 @@ class Found:
     unknown: str = ""
 
     @property
-    def extreme(self) -> bool:
-        """Whether the least or the most of all repeats decides."""
-        return self.estimate.no_interval.startswith("an extreme")
-
-    @property
     def all_equal(self) -> bool:
         """Whether there is no interval only because no repeat differs from another."""
         return len(set(self.estimate.per_repeat)) == 1
@@ -83,10 +78,9 @@ def _spread(case: Case, estimate: Estimate, extremes: tuple[float, float] | None
         by_repeats = True
         repeats = estimate.per_repeat or (estimate.figure,)
         low, high = extremes or (min(repeats), max(repeats))
-    found = Found(case, estimate, low, high, by_repeats)
-    if by_repeats and (found.extreme or math.isnan(estimate.figure)):
-        return dataclasses.replace(found, low=estimate.figure, high=estimate.figure)
-    return found
+        if estimate.extreme or math.isnan(estimate.figure):
+            low, high = estimate.figure, estimate.figure
+    return Found(case, estimate, low, high, by_repeats)
 
 
 def _ratio(claim: Claim, case: Case) -> Found:

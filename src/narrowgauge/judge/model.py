@@ -53,6 +53,11 @@ class Estimate:
     no_interval: str = ""
     coverage: float = field(default=COVERAGE, metadata=LATER)
 
+    @property
+    def extreme(self) -> bool:
+        """Whether it is the least or the most of all repeats, which decides alone."""
+        return self.no_interval.startswith("an extreme")
+
 
 @dataclass(frozen=True)
 class Exclusion:

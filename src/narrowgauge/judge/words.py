@@ -108,7 +108,7 @@ def flip_of_region(
     asked = words_of(region)
     if doubt is not None:
         return doubt.cure
-    if found.extreme:
+    if found.estimate.extreme:
         # One repeat decides; whatever the others are, another one beyond it would.
         to = "not " if verdict is not Verdict.NOT_REPRODUCED else ""
         lost = f"a repeat beyond all of these that is {to}{asked}"

@@ -60,11 +60,11 @@ def _body(report: Report) -> str:
     parts.append("\n".join(map(table_line, lines)))
     if report.measured:
         parts.append("\n".join(_table(report.measured)))
-    rest = [each for each in report.claims if not each.measured]
-    otherwise = [each for each in rest if _all_there(each)]
+    unmeasured = [each for each in report.claims if not each.measured]
+    otherwise = [each for each in unmeasured if _all_there(each)]
+    rest = [each for each in unmeasured if not _all_there(each)]
     if otherwise:
         parts.append("\n".join(_otherwise(otherwise)))
-        rest = [each for each in rest if not _all_there(each)]
     if rest:
         parts.append("\n".join(_unmeasured(rest)))
     return "\n\n".join(parts)

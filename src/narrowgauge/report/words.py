@@ -90,7 +90,7 @@ def percent_words(share: float) -> str:
 
 def told_apart(labels: Sequence[str]) -> tuple[str, ...]:
     """Labels by what differs in them: `fp16`, `int8` of `a{p=fp16, b=1}`, `a{p=int8, b=1}`."""
-    split = [re.split(r"[{},]\s*", label) for label in labels]
+    split = [re.split(r"[{}]|,\s+", label) for label in labels]
     shared = set(split[0]).intersection(*split[1:]) if split else set()
     short = [", ".join(word for word in words if word and word not in shared) for words in split]
     keys = {word.partition("=")[0] for words in short for word in words.split(", ")}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import re
 from pathlib import Path
 from typing import Any, Callable, List, Optional, Tuple, TypeVar
@@ -18,6 +17,7 @@ from typing import Any, Callable, List, Optional, Tuple, TypeVar
 import torch
 
 from narrowgauge_lab.torch_compat import threads_may_change
+from narrowgauge_lab.waiting import processors
 
 __all__ = ["OpenMp", "find_openmp", "thread_counts", "with_threads"]
 
@@ -110,6 +110,6 @@ def thread_counts(usable: int = 0) -> Tuple[int, ...]:
     the number cannot be set for one call."""
     if find_openmp() is None:
         return ()
-    most = usable or len(os.sched_getaffinity(0))
+    most = usable or processors()
     powers = [1 << power for power in range(most.bit_length())]
     return tuple(sorted({*(each for each in powers if each <= most), most}))
