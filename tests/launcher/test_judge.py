@@ -561,6 +561,24 @@ def test_a_newer_run_of_one_side_alone_does_not_unseat_an_older_one_of_both() ->
     assert judged(value_claim(2.0), alone, older).runs == (alone.run_id,)
 
 
+def test_a_newer_run_of_too_few_repeats_does_not_unseat_one_of_enough() -> None:
+    older = both(run_id="20261121T100000Z-race-aaaaaa")
+    few = both(run_id="20261122T100000Z-race-bbbbbb", eager=SLOW[:2], own=FAST[:2], limit=5.0)
+
+    found = judged(claim(), few, older)
+
+    assert (found.verdict, found.runs) == (Verdict.REPRODUCED, (older.run_id,))
+    assert [(each.run, each.why) for each in found.exclusions if each.row is None] == [
+        (few.run_id, f"it differs from {older.run_id} in parameter limit")
+    ]
+    # Enough rows of which too few may be used are no reason to look for older ones; and where none
+    # has enough, the newest counts.
+    enough = both(run_id=few.run_id, limit=5.0)
+    eager = [each.index for each in enough.rows if each.parameters["engine"] == "eager"]
+    assert judged(claim(), invalid(enough, *eager[2:]), older).verdict is Verdict.INVALID
+    assert judged(claim(minimum_repeats=9), few, older).runs == (few.run_id,)
+
+
 def test_runs_by_different_placement_plans_stand_beside_each_other_where_the_claim_names_them() -> (
     None
 ):

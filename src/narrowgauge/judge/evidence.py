@@ -73,8 +73,8 @@ class Evidence:
 
 def evidence_for(claim: Claim, spec: ExperimentSpec, records: Sequence[Record]) -> Evidence:
     """The newest record of the claim's experiment that has its rows, with all that agree with it;
-    where those have no row of one selection, the newest whose have one of each. Records of the
-    device that the claim names are newer than any other.
+    where those have fewer rows than the claim asks for, or none of one selection, the newest whose
+    have enough, or one of each. Records of the device that the claim names are newer than others.
 
     Records that differ from it in a checked fact are named, never put together with it. Rows count
     where each parameter that the claim leaves open has a value of the claim's profile or of a
@@ -149,21 +149,28 @@ _Agreeing = tuple[list[Looked], list[Exclusion], list[str]]
 
 
 def _newest_whole(claim: Claim, looked: Sequence[Looked]) -> _Agreeing | None:
-    """What agrees with the newest record that has rows, or with the newest that has rows of every
-    selection together with what agrees with it; `looked` is by age. A row counts here also where
-    it may not be used: what went wrong since is not passed over for what was right before."""
-    asked = {str(each) for each in claim.selections}
-    first: _Agreeing | None = None
+    """What agrees with the newest record that has rows, or with the newest that has enough of every
+    selection together with what agrees with it, or some of every one; `looked` is by age. A row
+    counts here also where it may not be used: what went wrong since is not passed over for what was
+    right before."""
+    groups: list[_Agreeing] = []
     seen: set[str] = set()
     for one in looked:
         if not any(one.sides) or one.record.run_id in seen:
             continue
         agreeing = _agreeing(claim, one.record, looked)
-        if asked <= set.union(*(each.tried for each in agreeing[0])):
-            return agreeing
         seen |= {each.record.run_id for each in agreeing[0]}
-        first = first or agreeing
-    return first
+        groups.append(agreeing)
+    for least in (claim.minimum_repeats, 1):
+        for agreeing in groups:
+            if _fewest(claim, agreeing[0]) >= least:
+                return agreeing
+    return groups[0] if groups else None
+
+
+def _fewest(claim: Claim, joined: Sequence[Looked]) -> int:
+    """How many rows the selection has that has the fewest."""
+    return min(sum(one.tried[str(each)] for one in joined) for each in claim.selections)
 
 
 def _agreeing(claim: Claim, newest: Record, looked: Sequence[Looked]) -> _Agreeing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,8 +35,8 @@ class Measured:
 class Looked:
     """What one record says of a claim: rows by selection, and what was left out of it.
 
-    `lost` and `attempted` are settings; `spoiled` and `tried` are the selections' labels: those
-    with rows that may not be used, and those with any rows.
+    `lost` and `attempted` are settings; `spoiled` are the labels of selections with rows that may
+    not be used, `tried` how many rows each selection has, whether or not they may be.
     """
 
     record: Record
@@ -44,7 +45,7 @@ class Looked:
     lost: set[Key] = field(default_factory=set)
     attempted: set[Key] = field(default_factory=set)
     spoiled: set[str] = field(default_factory=set)
-    tried: set[str] = field(default_factory=set)
+    tried: Counter[str] = field(default_factory=Counter)
     invalid: int = 0
     cut_off: int = 0
     skipped: str = ""
@@ -81,7 +82,6 @@ def _side(
     named: Collection[str],
 ) -> list[Measured]:
     rows = []
-    tried = False
     record = looked.record
     where = selection.where.items()
     for row in record.rows:
@@ -91,7 +91,7 @@ def _side(
             continue  # of another kind of row in the same experiment
         elsewhere = _not_asked(row, selection, values)
         why = elsewhere or _why_not(record, row, selection, values)
-        tried = tried or not elsewhere
+        looked.tried[str(selection)] += not elsewhere
         if not why:
             rows.append(Measured(record.run_id, row))
             continue
@@ -106,8 +106,6 @@ def _side(
             looked.cut_off += row.status in (Status.INTERRUPTED, Status.UNFINISHED)
             looked.lost.add(key_of(row, named))
             looked.spoiled.add(str(selection))
-    if tried:
-        looked.tried.add(str(selection))
     return rows
 
 
