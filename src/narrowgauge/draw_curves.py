@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["curves_size", "paint_curves"]
 
+#: Of panels on one axis, how much of it the curves of each have to take up at least.
+_LEAST_OF_AXIS = 0.25
+
 _NOTHING = statistics.Summary(0, math.nan, math.nan, math.nan, math.nan, math.nan, None)
 
 
@@ -36,7 +39,8 @@ def paint_curves(
     found: Sequence[Configuration],
     metrics: Sequence[str],
 ) -> None:
-    """Paint `metrics` of the configurations, each of which has valid rows, into `picture`."""
+    """Paint `metrics` of the configurations, each of which has valid rows, into `picture`. Panels
+    of one unit have one axis, so that their curves compare, unless one would be flat on it."""
     from matplotlib.ticker import MaxNLocator
 
     panels = picture.subplots(1, len(metrics), squeeze=False)[0]
@@ -51,8 +55,20 @@ def paint_curves(
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if all(len(line.get_xdata()) < 2 for line in panel.get_lines()):
             panel.set_xlim(0.5, 1.5)
+    _share_axes(panels, [unit_of(record, metric) for metric in metrics])
     if names:
         picture.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+
+
+def _share_axes(panels: Sequence[Axes], units: Sequence[str]) -> None:
+    for unit in dict.fromkeys(units):
+        group = [panel for panel, each in zip(panels, units, strict=True) if each == unit]
+        spans = [panel.dataLim.intervaly for panel in group]
+        whole = max(high for _, high in spans) - min(low for low, _ in spans)
+        if all(high - low >= _LEAST_OF_AXIS * whole for low, high in spans):
+            for panel in group[1:]:
+                panel.sharey(group[0])
+            group[0].autoscale(axis="y")
 
 
 def _curve(panel: Axes, found: Configuration, metric: str, colour: str, label: str) -> None:

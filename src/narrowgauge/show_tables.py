@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from narrowgauge_contract.outcome import Row, Status
 if TYPE_CHECKING:
     from narrowgauge_contract.record import Record
 
-__all__ = ["plain_table", "remarks_of", "results_of", "rows_of"]
+__all__ = ["folded", "plain_table", "remarks_of", "results_of", "rows_of"]
 
 #: More rows than these would push the summary off the screen.
 _ROWS = 12
@@ -176,7 +177,27 @@ def _notes(view: RunView, record: Record) -> Iterable[Text]:
             yield Text(f"{metric}: {statistics.figure(found).how}")
     rest = [name for name in metric_names(record) if name not in view.headline]
     if rest:
-        yield Text("also recorded: " + ", ".join(rest))
+        yield Text("also recorded: " + ", ".join(folded(rest)))
+
+
+def folded(names: Sequence[str]) -> list[str]:
+    """Names that differ in one number alone, which counts on, as one: `exit0…7_accuracy`; each at
+    the place of its first. A network of ten exits has more than a hundred."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        before, *rest = re.split(r"(\d+)", name)
+        shape = (before, rest[1]) if len(rest) == 2 else (name,)
+        alike.setdefault(shape, []).append(rest[0] if len(rest) == 2 else "")
+    return [each.join(shape) for shape, numbers in alike.items() for each in _folded(numbers)]
+
+
+def _folded(numbers: Sequence[str]) -> Sequence[str]:
+    """`0…7` for at least three that count on in some order."""
+    if len(numbers) < 3:
+        return numbers
+    least, *_, most = sorted(map(int, numbers))
+    counted = [str(number) for number in range(least, most + 1)]
+    return [f"{least}…{most}"] if sorted(counted) == sorted(numbers) else numbers
 
 
 def rows_of(view: RunView, record: Record, console: Console) -> RenderableType:

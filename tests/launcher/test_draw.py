@@ -155,6 +155,30 @@ def test_panels_of_one_unit_have_one_axis_unless_nothing_would_be_seen_of_one(
     assert (speed < 1 < step, label) == (True, "speed (image/s)")
 
 
+def test_curves_of_one_unit_have_one_axis_unless_one_would_be_flat_on_it(tmp_path: Path) -> None:
+    figures = {"first": ("%", (50.0, 90.0)), "last": ("%", (45.0, 92.0)),
+               "flat": ("%", (60.0, 61.0)), "loss": ("nat", (2.0, 0.5))}  # fmt: skip
+
+    def measured(record: Record) -> Record:
+        metrics = tuple(Metric(n, u, "count", v, "epoch") for n, (u, v) in figures.items())
+        rows = tuple(dataclasses.replace(row, metrics=metrics) for row in record.rows)
+        return dataclasses.replace(record, rows=rows)
+
+    def limits_of(*metrics: str) -> list[tuple[float, float]]:
+        drawing = {"name": "d", "kind": "curve", "title": "D", "metrics": list(metrics)}
+        spec = parse_spec({**record.spec, "draw": [drawing]})
+        ((_, picture),) = draw._curves(spec.drawings[0], record)
+        return [panel.get_ylim() for panel in picture.axes]
+
+    record = _with(tmp_path, measured).record()
+
+    first, last, loss = limits_of("first", "last", "loss")
+    assert first == last
+    assert (first[0] < 45.0, first[1] > 92.0, loss[1] < 3.0) == (True, True, True)
+    first, flat = limits_of("first", "flat")
+    assert flat[1] < 62.0 < first[1]
+
+
 def test_a_matrix_sums_the_valid_repeats(tmp_path: Path) -> None:
     folder = recorded(tmp_path)
     draw_run(folder, FLOORS)

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 
 from narrowgauge.noise import Floors
 from narrowgauge.show import print_results, show_run
-from narrowgauge.show_tables import remarks_of
+from narrowgauge.show_tables import folded, remarks_of
 from narrowgauge.store import RunFolder, Store, read_entry
 from narrowgauge_contract.outcome import ErrorInfo, Status, Validity
 
@@ -163,3 +163,20 @@ def test_a_line_alone_is_not_taken_apart() -> None:
 
 def test_a_table_without_lines_has_its_heading() -> None:
     assert _remarks(TABLE[:1], 120)[0].startswith("Network")
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["exit0_a", "b", "exit2_a", "exit1_a"], ["exit0…2_a", "b"]),
+        (["exit9_a", "exit10_a", "exit11_a"], ["exit9…11_a"]),
+        (["ece_exit0", "ece_exit1", "ece_exit2"], ["ece_exit0…2"]),
+        (["exit0_a", "exit1_a"], ["exit0_a", "exit1_a"]),  # two are no longer than both
+        (["at_10", "at_25", "at_50"], ["at_10", "at_25", "at_50"]),
+        (["at_01", "at_02", "at_03"], ["at_01", "at_02", "at_03"]),
+        (["cosine_0_1", "cosine_0_2", "cosine_0_3"], ["cosine_0_1", "cosine_0_2", "cosine_0_3"]),
+        ([], []),
+    ],
+)
+def test_names_that_count_on_are_one(names: list[str], shown: list[str]) -> None:
+    assert folded(names) == shown
