@@ -23,12 +23,13 @@ def make(parameters: Mapping[str, Any], classes: int) -> Tuple[AnytimeNetwork, A
         nested = NestedNet(classes, parameters["exits"], blocks, channels_of(width))
         words = [f"{nested.layers(0)} to {nested.layers(nested.exits - 1)} layers", *words]
         net = nested
-    elif name == "b-alexnet":
-        net = branchy_net(name, width, classes=classes)
+        family = "nested"
+    elif name.startswith("b-"):
+        net, family = branchy_net(name, width, classes=classes), "branchynet"
     else:
-        net = iresnext("shared", blocks, width, classes)
+        form = "incremental" if name == "iresnext-incremental" else "shared"
+        net, family = iresnext(form, blocks, width, classes), "iresnext"
         words = [f"{blocks} blocks per stage", *words]
-    family = {"nested": "nested", "b-alexnet": "branchynet", "iresnext": "iresnext"}[name]
     words = words if name == family else [name, *words]
     variant = ", ".join(filter(None, words))
     return net, About(family, variant)

@@ -87,7 +87,7 @@ def combination(parameters: Mapping[str, Any], exits: int) -> Combination:
 #: Options, the parameter and its values that take them, and what leaves them out.
 _OPTIONS = {
     "exits": ("network", ("nested",), 4),
-    "blocks": ("network", ("nested", "iresnext"), 1),
+    "blocks": ("network", ("nested", "iresnext", "iresnext-incremental"), 1),
     "projection": ("optimizer", ("pcgrad", "osgd"), "global"),
     "project": ("optimizer", ("pcgrad", "osgd"), "gradient"),
     "negative_only": ("optimizer", ("osgd",), False),

@@ -15,6 +15,7 @@ from narrowgauge_contract.errors import BadValueError
 from narrowgauge_contract.outcome import Row
 from narrowgauge_lab import precision, torch_compat
 from narrowgauge_lab.anytime.systems.sact import AdaptiveResNet
+from narrowgauge_lab.errors import DataUnavailableError
 from narrowgauge_lab.measure.cost import count
 from narrowgauge_scores.side_file import read_logits
 
@@ -168,6 +169,11 @@ def test_what_cannot_be_measured_is_refused_before_training(
 ) -> None:
     with pytest.raises(BadValueError, match=message):
         _ROWS.run(tmp_path, word)
+
+
+def test_cifar100_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataUnavailableError, match="'cifar100' is not here"):
+        _ROWS.run(tmp_path / "out", "data=cifar100", data=tmp_path)
 
 
 def test_diverged_training_makes_the_row_invalid(tmp_path: Path) -> None:

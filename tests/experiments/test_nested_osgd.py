@@ -14,7 +14,7 @@ from narrowgauge_contract.errors import UsageError
 from narrowgauge_contract.outcome import Row
 from narrowgauge_lab.anytime import operating, thresholds
 from narrowgauge_lab.anytime.gradients import Orthogonalised, PCGrad, Sum, Weighted
-from narrowgauge_lab.errors import DataCorruptError
+from narrowgauge_lab.errors import DataCorruptError, DataUnavailableError
 from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
 
 QUICK = (
@@ -81,7 +81,13 @@ def test_each_way_runs(tmp_path: Path, words: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "exits", "family"), [("b-alexnet", 3, "branchynet"), ("iresnext", 8, "iresnext")]
+    ("network", "exits", "family"),
+    [
+        ("b-alexnet", 3, "branchynet"),
+        ("b-resnet-110", 3, "branchynet"),
+        ("iresnext", 8, "iresnext"),
+        ("iresnext-incremental", 8, "iresnext"),
+    ],
 )
 def test_other_networks_are_trained_by_it_too(
     tmp_path: Path, network: str, exits: int, family: str
@@ -93,6 +99,11 @@ def test_other_networks_are_trained_by_it_too(
     assert row.validity.valid
     run = read_logits(tmp_path / "row-0" / LOGITS_FILE)
     assert (run.family, run.exits) == (family, exits)
+
+
+def test_cifar100_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataUnavailableError, match="'cifar100' is not here"):
+        ROWS.run(tmp_path / "out", "data=cifar100", "optimizer=sum", data=tmp_path)
 
 
 @pytest.mark.parametrize(
