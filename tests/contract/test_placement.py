@@ -138,11 +138,12 @@ def test_what_is_built_in_covers_what_the_experiments_name() -> None:
 def _placements() -> st.SearchStrategy[PassPlacement]:
     on_torch = st.builds(PassPlacement, st.sampled_from(DEVICES[:2]), st.sampled_from(PRECISIONS))
     engine = st.builds(
-        PassPlacement, st.just("accelerator"), st.sampled_from(PRECISIONS), st.just("tensorrt")
+        PassPlacement,
+        st.just("accelerator"),
+        st.sampled_from(["fp32", "tf32", "bf16", "fp16"]),
+        st.just("tensorrt"),
     )
-    on_dla = st.builds(
-        PassPlacement, st.just("dla"), st.sampled_from(["fp16", "int8"]), st.just("tensorrt")
-    )
+    on_dla = st.just(PassPlacement("dla", "fp16", "tensorrt"))
     faithful = st.builds(
         PassPlacement,
         st.just("accelerator"),
@@ -267,7 +268,17 @@ _WRONG: List[Tuple[str, Any, str]] = [
     (
         "layers/fc",
         {"device": "dla", "backend": "tensorrt", "precision": "fp32"},
-        "a DLA computes in fp16 or int8, not in fp32",
+        "a DLA runs passes in fp16, not in fp32",
+    ),
+    (
+        "layers/fc",
+        {"device": "dla", "backend": "tensorrt", "precision": "int8"},
+        "a DLA runs passes in fp16, not in int8",
+    ),
+    (
+        "layers/fc",
+        {"device": "accelerator", "backend": "tensorrt", "precision": "int8"},
+        "'tensorrt' does not compute in int8",
     ),
 ]
 
