@@ -20,7 +20,9 @@ from narrowgauge.matrix import matrix_markdown
 from narrowgauge.noise import Floors
 from narrowgauge.series import series_markdown
 from narrowgauge.tables import markdown_table, measured_on
+from narrowgauge.view import metric_names
 from narrowgauge_contract.codec import dumps
+from narrowgauge_contract.errors import UnknownNameError
 from narrowgauge_contract.outcome import Metric
 from narrowgauge_contract.record import Record, load_record
 from narrowgauge_contract.spec import parse_spec
@@ -111,8 +113,8 @@ def render_tables(page: str, folder: Path) -> str:
     records whose rows join, such as shards of one run: `DEVICE/RUN+RUN metric,…`.
 
     Beside ratios stands the noise floor that is among the references of the same experiments.
-    Raises UsageError for a marker whose record or drawing is not there, and for records that do not
-    join.
+    Raises UsageError for a marker whose record, drawing or metric is not there, and for records
+    that do not join.
     """
     floors = Floors.in_references(folder.parent)
 
@@ -135,9 +137,18 @@ def render_tables(page: str, folder: Path) -> str:
         if kind == "series":
             return f"{begin}{series_markdown(record, words.strip())}{source}\n{end}"
         chosen = [name.strip() for name in words.split(",") if name.strip()]
+        _require_measured(record, chosen)
         return f"{begin}{markdown_table(record, floors, chosen)}{source}\n{end}"
 
     return _MARKER.sub(fill, page)
+
+
+def _require_measured(record: Record, names: Sequence[str]) -> None:
+    """A column that nobody measured is left out of tables, and nobody would miss it on a page."""
+    measured = metric_names(record)
+    for name in names:
+        if name not in measured:
+            raise UnknownNameError("metric", name, measured, where=f"of {record.run_id}")
 
 
 def _joined(records: Sequence[Record]) -> Record:

@@ -15,6 +15,7 @@ from result_cases import host, recorded, with_row
 
 from narrowgauge.errors import UsageError
 from narrowgauge.reference import MOST_SAMPLES, export, reduce_record, render_tables, update_page
+from narrowgauge_contract.errors import UnknownNameError
 from narrowgauge_contract.outcome import Metric, Validity
 from narrowgauge_contract.record import Hashes, ImageFacts, Record, load_record
 
@@ -188,6 +189,13 @@ class TestTables:
             render_tables(page, tmp_path / "toy")
 
         assert named in caught.value.why
+
+    def test_a_metric_that_no_row_has_is_an_error_and_no_column_less(self, folder: Path) -> None:
+        page = (folder / "README.md").read_text().replace("accuracy -->", "acuracy -->")
+
+        with pytest.raises(UnknownNameError, match="'acuracy'") as caught:
+            render_tables(page, folder)
+        assert caught.value.nearest == "accuracy"
 
     def test_a_marker_without_its_record_is_an_error(self, tmp_path: Path) -> None:
         page = "<!-- table: h200/none -->\n<!-- /table -->\n"
