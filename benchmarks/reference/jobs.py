@@ -43,6 +43,7 @@ class Job:
     alone: bool = False
     shares: bool = False
     spread: bool = False
+    first: bool = False
 
 
 class ListError(Exception):
@@ -88,7 +89,8 @@ def missing_packages(paths: Sequence[Path], without: Sequence[str]) -> list[str]
 def named(jobs: Sequence[Job], asked: str) -> list[Job]:
     """The jobs that words with commas between them name, in the order of the words: the one of that
     very name, or all whose name has the word in it, in the order of their lists; before each those
-    that it comes after. Empty: all."""
+    that it comes after, and before all those that are to be first. Empty: all; of words that name
+    none, none."""
     wanted = [word for word in asked.split(",") if word]
     if not wanted:
         return list(jobs)
@@ -104,7 +106,8 @@ def named(jobs: Sequence[Job], asked: str) -> list[Job]:
         exact = by_name.get(word)
         for job in [exact] if exact else [job for job in jobs if word in job.name]:
             take(job)
-    return list(found.values())
+    begin = [job for job in jobs if job.first and job.name not in found]
+    return [*begin, *found.values()] if found else []
 
 
 def _job(table: dict[str, Any], place: str) -> Job:
@@ -126,6 +129,7 @@ def _job(table: dict[str, Any], place: str) -> Job:
         alone=bool(table.get("alone", False)),
         shares=bool(table.get("shares", False)),
         spread=bool(table.get("spread", False)),
+        first=bool(table.get("first", False)),
     )
 
 

@@ -18,6 +18,7 @@ it reads: it is left for another time where one is not in the data folder. `afte
 it in the list that it waits for and whose folders it may read, as `{out}/NAME/…` in its words: it
 is left undone where one of them failed. `env` sets variables, `alone = true` waits until every
 other lane has ended, and the others wait for it: for what measures the CPU or the bus too.
+`first = true` is for what all others need, such as the kernels: it is done whichever are named.
 `spread = true` keeps no job to its lane's cores: for what the CPU binds, beside what needs one core
 of its share; its `env` says how many threads.
 

@@ -281,6 +281,17 @@ def test_what_lists_have_in_common_is_done_once(take: ModuleType) -> None:
     assert {"vgg16-fp16", "layers-fp32"} <= set(names)
 
 
+def test_what_all_need_is_first_whichever_are_named(take: ModuleType) -> None:
+    lists = [FOLDER / "lists" / f"{name}.toml" for name in ("hetero", "anytime")]
+    jobs = take.load_jobs(lists)
+
+    names = [job.name for job in take.named(jobs, "wire,sact-1")]
+
+    assert names == ["kernels", "wire", "sact-1"]
+    assert [job.name for job in take.named(jobs, "wire,kernels")] == ["wire", "kernels"]
+    assert take.named(jobs, "no-such-job") == []
+
+
 def test_packs_what_a_reader_needs(take: ModuleType, tmp_path: Path) -> None:
     code = "import os; open(os.environ['OUT'] + '/record.json', 'w').write('{}')"
     code += "; open(os.environ['OUT'] + '/weights.pt', 'w').write('large')"
