@@ -153,19 +153,20 @@ def _newest_whole(claim: Claim, looked: Sequence[Looked]) -> _Agreeing | None:
     selection together with what agrees with it, or some of every one; `looked` is by age. A row
     counts here also where it may not be used: what went wrong since is not passed over for what was
     right before."""
-    groups: list[_Agreeing] = []
+    first: _Agreeing | None = None
+    whole: _Agreeing | None = None
     seen: set[str] = set()
     for one in looked:
         if not any(one.sides) or one.record.run_id in seen:
             continue
         agreeing = _agreeing(claim, one.record, looked)
+        fewest = _fewest(claim, agreeing[0])
+        if fewest >= claim.minimum_repeats:
+            return agreeing
         seen |= {each.record.run_id for each in agreeing[0]}
-        groups.append(agreeing)
-    for least in (claim.minimum_repeats, 1):
-        for agreeing in groups:
-            if _fewest(claim, agreeing[0]) >= least:
-                return agreeing
-    return groups[0] if groups else None
+        first = first or agreeing
+        whole = whole or (agreeing if fewest else None)
+    return whole or first
 
 
 def _fewest(claim: Claim, joined: Sequence[Looked]) -> int:
