@@ -22,12 +22,14 @@ __all__ = [
     "BACKENDS",
     "BUILTIN",
     "DEVICES",
+    "DLA_PRECISION",
     "ELSEWHERE",
     "ELSEWHERE_BY",
     "NO_PLAN",
     "PASSES",
     "POLICIES",
     "PRECISIONS",
+    "TENSORRT_PRECISIONS",
     "TENSORS",
     "WEIGHTS",
     "WIRES",
@@ -64,9 +66,9 @@ NO_PLAN = "none"
 _FAITHFUL = ("fp32", "fp16")
 #: What the passes of a layer can be in by TensorRT. Numbers of 8 bits would need scales of the
 #: gradients, which change with every step, in its engines.
-_TENSORRT = ("fp32", "tf32", "bf16", "fp16")
+TENSORRT_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 #: Of these, what NVIDIA's DLA computes in.
-_DLA = "fp16"
+DLA_PRECISION = "fp16"
 #: A plan's name becomes a value on a command line, where ',' lists and '@' sets off a hash.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REFERENCE = re.compile(_NAME.pattern + "@[0-9a-f]{8}")
@@ -302,14 +304,14 @@ def _pass(said: Mapping[str, Any], where: str) -> PassPlacement:
         raise PlanFileError(
             f"{where}: device 'dla' goes with backend 'tensorrt' only, not '{backend}'"
         )
-    if device == "dla" and precision != _DLA:
-        raise PlanFileError(f"{where}: a DLA runs passes in {_DLA}, not in {precision}")
+    if device == "dla" and precision != DLA_PRECISION:
+        raise PlanFileError(f"{where}: a DLA runs passes in {DLA_PRECISION}, not in {precision}")
     if device == "cpu" and backend != "torch":
         raise PlanFileError(
             f"{where}: backend '{backend}' does not go with device 'cpu'",
             next_step='on the CPU: backend = "torch"',
         )
-    if backend == "tensorrt" and precision not in _TENSORRT:
+    if backend == "tensorrt" and precision not in TENSORRT_PRECISIONS:
         raise PlanFileError(
             f"{where}: backend 'tensorrt' does not compute in {precision}",
             why="gradients have no calibrated scales, which its engines would need",

@@ -18,6 +18,7 @@ from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from narrowgauge_contract.errors import NotApplicableError
+from narrowgauge_contract.placement import DLA_PRECISION, TENSORRT_PRECISIONS
 from narrowgauge_lab.engines.base import DTYPES, Preparation
 from narrowgauge_lab.engines.cache import EngineCache
 from narrowgauge_lab.engines.errors import EngineClosedError, EngineMissingError
@@ -35,8 +36,6 @@ from narrowgauge_lab.layers.hetero.ledger import Ledger
 from narrowgauge_lab.layers.passes import Problem
 
 __all__ = ["TensorrtBackend"]
-
-_DLA = ("fp16",)
 
 
 @dataclasses.dataclass
@@ -106,7 +105,7 @@ class TensorrtBackend(WholeBackend):
         if lacking:
             raise EngineMissingError(f"layer '{self.layer}' has no TensorRT", why=lacking)
         refused = self.engine.refuses(self.precision, self.device)
-        if self.precision in ("int8", "fp8"):
+        if self.precision not in TENSORRT_PRECISIONS:
             refused = "gradients have no calibrated scales, which its engines would need"
         if refused:
             raise NotApplicableError(
@@ -117,9 +116,9 @@ class TensorrtBackend(WholeBackend):
         core = self.options.dla
         if core is None:
             return
-        if self.precision not in _DLA:
+        if self.precision != DLA_PRECISION:
             raise NotApplicableError(
-                f"a DLA runs the passes of a layer in fp16, not {self.precision}"
+                f"a DLA runs the passes of a layer in {DLA_PRECISION}, not {self.precision}"
             )
         cores = self.engine.dla_cores(self.device)
         if core >= cores:
