@@ -12,7 +12,7 @@ files only in pieces: what runs goes on behind the commands that bring data and 
 and whatever is begun later is looked up there.
 It starts a session of its own that runs `take.py` for each list in turn, by its name in `lists/`,
 or for those of its jobs that are named, in this order, and what they come after (`kernels` first,
-whether named or not).
+unless they are named in another place).
 `A+B=JOB,…` are two lists run as one: without names, of A before B.
 `@0,0,1,1` gives a list its own lanes instead of those of `--gpus`: trainings may share GPUs where
 the list before them times something. Before lists whose jobs read data sets it waits until `parts`
