@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python benchmarks/layers/low_precision_passes.py [--batch 64 256] [--pairs N]
         [--only TEXT] [--json FILE]
-    python benchmarks/layers/low_precision_passes.py --show FILE [--check]
+    python benchmarks/layers/low_precision_passes.py --show FILE [--brief] [--check]
 
 Each figure is of two calls that take turns, bf16's (cuDNN or cuBLAS, channels_last) and ours, each
 a CUDA graph that is replayed, so no launch is in it. `with`: bf16 activations and gradients and
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from low_precision_table import line, table, targets
+from low_precision_table import brief, line, table, targets
 
 #: (input channels, output channels, side of the input, window, stride) of ResNet-50's layers with
 #: at least 256 channels on both sides, at 224 x 224; the last is the linear layer.
@@ -258,6 +258,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="layers whose name has this in it")
     parser.add_argument("--json", type=Path, help="write the raw samples there")
     parser.add_argument("--show", type=Path, help="print the table of such a file; measure nothing")
+    parser.add_argument("--brief", action="store_true", help="a line a layer, of our products")
     parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
     options = parser.parse_args()
     if options.show:
@@ -266,7 +267,7 @@ def main() -> int:
         result = measure(options.batch, options.pairs, options.only)
         if options.json:
             options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(table(result))
+    print((brief if options.brief else table)(result))
     return int(options.check and not targets(result)[1])
 
 

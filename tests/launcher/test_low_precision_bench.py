@@ -64,6 +64,42 @@ def test_a_mean_below_the_target_is_a_miss(
         assert passes.main() == code
 
 
+def test_a_plan_takes_only_the_passes_that_gain(passes: ModuleType) -> None:
+    rows = [
+        step("a", 0.5, pass_="forward"),
+        step("a", 3.0, pass_="input_grad"),
+        step("a", 0.25, pass_="weight_grad"),
+        # By another way to multiply it a pass counts where that is the faster one.
+        step("a", 0.75, "torch._int_mm", pass_="forward"),
+        step("a", 9.0, pass_="forward", quantisation="without"),
+    ]
+
+    lines = importlib.import_module("low_precision_table").chosen(shown(rows))
+
+    # In bf16 0.75 + 3 + 0.25 of 1e-4 s; the input gradient in 1 of them.
+    assert lines == [
+        "int8, batch 256, by pass: forward 0.75, input_grad 3.00, weight_grad 0.25; where only"
+        " passes that gain are in it, 2.00 times bf16's speed over all three, 1 of 1 layers at 1.2"
+        " or more."
+    ]
+
+
+def test_a_layer_in_a_line_has_each_pass_and_the_roofline_of_all(
+    passes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    # 1e9 FLOP at 1e12 MAC/s are 500 us, more than its bytes; all three take 1 ms.
+    rows = [step("a", 2.0, pass_="input_grad"), step("a", 0.5, ours=[1e-3] * 3, bf16=[5e-4] * 3)]
+    file = tmp_path / "samples.json"
+    file.write_text(json.dumps(shown([*rows, step("a", 9.0, "torch._int_mm")])))
+    monkeypatch.setattr(sys, "argv", ["passes", "--show", str(file), "--brief"])
+
+    passes.main()
+
+    shown_row = capsys.readouterr().out.splitlines()[2]
+    assert shown_row == "| a | 256 | int8 |  | 2.00 |  | 0.50 | 50 % |"
+
+
 def mapped(size: int, ratio: float, against: str = "copy and kernel") -> dict[str, Any]:
     return {
         "case": f"{size} B", "dtype": "uint8", "bytes": size, "seconds": [1e-5] * 3,

@@ -35,7 +35,6 @@ class Choice:
     mapped: float
 
 
-# unverified: 1.5 times copy and kernel; the faster way for 95 % | no GPU time | kernels/wire.py
 class Chooser:
     """Picks by what was measured at the nearest size; beyond the largest by the largest."""
 

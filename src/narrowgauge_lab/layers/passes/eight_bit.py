@@ -19,7 +19,6 @@ __all__ = ["LEAST_OF_GROUP", "EightBitPasses"]
 LEAST_OF_GROUP = 8
 
 
-# unverified: 1.2 times bf16 at 256 channels | no GPU time | layers/low_precision_passes.py
 class EightBitPasses(abc.ABC):
     """int8: both operands int8. fp8: gradients e5m2, all else e4m3.
 
