@@ -89,25 +89,32 @@ def missing_packages(paths: Sequence[Path], without: Sequence[str]) -> list[str]
 def named(jobs: Sequence[Job], asked: str) -> list[Job]:
     """The jobs that words with commas between them name, in the order of the words: the one of that
     very name, or all whose name has the word in it, in the order of their lists; before each those
-    that it comes after, and before all those that are to be first. Empty: all; of words that name
+    that it comes after, and before all those that are to be first. So is what a job that shares
+    comes after and what does not share, unless a word names it: in its place it would wait until
+    all trainings before it have ended, and hold up those after it. Empty: all; of words that name
     none, none."""
     wanted = [word for word in asked.split(",") if word]
     if not wanted:
         return list(jobs)
     by_name = {job.name: job for job in jobs}
     found: dict[str, Job] = {}
+    ahead: dict[str, Job] = {}
 
-    def take(job: Job) -> None:
+    def take(job: Job, place: dict[str, Job]) -> None:
         for name in job.after:
-            take(by_name[name])
-        found.setdefault(job.name, job)
+            other = by_name[name]
+            hurries = job.shares and not other.shares and name not in wanted
+            take(other, ahead if hurries else place)
+        if job.name not in ahead:
+            place.setdefault(job.name, job)
 
     for word in wanted:
         exact = by_name.get(word)
         for job in [exact] if exact else [job for job in jobs if word in job.name]:
-            take(job)
-    begin = [job for job in jobs if job.first and job.name not in found]
-    return [*begin, *found.values()] if found else []
+            take(job, found)
+    later = [job for name, job in found.items() if name not in ahead]
+    begin = [job for job in jobs if job.first and job.name not in {**found, **ahead}]
+    return [*begin, *ahead.values(), *later] if found else []
 
 
 def _job(table: dict[str, Any], place: str) -> Job:

@@ -368,6 +368,26 @@ def test_a_job_that_is_named_brings_what_it_comes_after(take: ModuleType, tmp_pa
     assert [job.name for job in asked] == ["other", "train", "prune", "time"]
 
 
+def test_what_trainings_come_after_does_not_wait_for_trainings(take: ModuleType) -> None:
+    """Among trainings that share a GPU tests would have it to themselves, once those had ended."""
+    jobs = [
+        take.Job(name="kernels", command=("x",), first=True),
+        take.Job(name="tests", command=("x",)),
+        take.Job(name="weights", command=("x",), shares=True),
+        take.Job(name="short", command=("x",), shares=True),
+        take.Job(name="long", command=("x",), shares=True, after=("tests", "weights")),
+        take.Job(name="timed", command=("x",), after=("tests",)),
+    ]
+
+    def asked(words: str) -> list[str]:
+        return [job.name for job in take.named(jobs, words)]
+
+    assert asked("short,long") == ["kernels", "tests", "short", "weights", "long"]
+    assert asked("short,tests,long") == ["kernels", "short", "tests", "weights", "long"]
+    assert asked("short,timed") == ["kernels", "short", "tests", "timed"]
+    assert asked("timed,long") == ["kernels", "tests", "timed", "weights", "long"]
+
+
 def test_a_job_that_cannot_begin_fails_and_its_lane_goes_on(
     take: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
