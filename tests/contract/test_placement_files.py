@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Optional
 import pytest
 from contract_cases import document
 
+from narrowgauge_contract import placement
 from narrowgauge_contract.agreement import disagreements
 from narrowgauge_contract.codec import dumps
 from narrowgauge_contract.errors import (
@@ -250,3 +251,30 @@ def test_runs_of_other_plans_are_not_put_into_one_statistic(tmp_path: Path) -> N
     plans = {**(records[0].plan or {}), "cpu": BUILTIN["hetero-fp32"]}
     later = dataclasses.replace(records[0], plan=plans)
     assert [line.partition(":")[0] for line in disagreements(records[0], later)] == ["plan"]
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "placement.md"
+
+
+def test_the_page_has_every_word_that_a_plan_may_have() -> None:
+    words = [
+        *placement.PASSES, *placement.DEVICES, *placement.ELSEWHERE, *placement.ELSEWHERE_BY,
+        *placement.PRECISIONS, *placement.BACKENDS, *placement.POLICIES, *placement.WEIGHTS,
+        *placement.WIRES, *placement.TENSORS,
+    ]  # fmt: skip
+    said = PAGE.read_text(encoding="utf-8")
+    assert [word for word in words if f"`{word}`" not in said] == []
+
+
+def test_the_page_has_a_plan_that_says_what_its_sentences_say(tmp_path: Path) -> None:
+    said = PAGE.read_text(encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(said.partition("```toml\n")[2].partition("```")[0])
+
+    plan = load_plan(tmp_path / "mine.toml")
+
+    assert plan.name in said.partition("## A plan")[2]
+    assert {pass_: plan.default.of(pass_).precision for pass_ in placement.PASSES} == {
+        "forward": "bf16", "input_grad": "fp8", "weight_grad": "bf16",
+    }  # fmt: skip
+    first = plan.placement("conv1")
+    assert {first.of(pass_).precision for pass_ in placement.PASSES} == {"fp32"}
