@@ -27,7 +27,8 @@ It prints how far each job is, and how long it takes at its pace of the last min
 Of a run that goes on the archive has its events: `narrowgauge_lab record` makes a record of them.
 `--unfinished`: the newest checkpoints of trainings that have not ended, what is nearly done first,
 in so many MB, as `unfinished.….1-of-3` and so on, for another host (see `unfinished.py`).
-Its exit code is 0 once all has ended, however it did (WORK/ended has the worst code), 3 before.
+Its exit code is 0 once all has ended, however it did (WORK/ended has the worst code), 3 before, and
+2 at once where nothing has begun, as on a host that has come in another's place.
 
 `drop` ends jobs that will not be through in time, in order, so that their lanes take the next ones.
 
@@ -195,6 +196,9 @@ def _drop(options: argparse.Namespace) -> int:
 
 def _wait(options: argparse.Namespace) -> int:
     work: Path = options.work
+    if not ((work / LOG).is_file() or (work / RUNS).is_dir()):
+        # Where a lease was over meanwhile, the host is a new one: each second of it is paid for.
+        raise ValueError(f"nothing has begun in {work} of this host")
     until = time.monotonic() + options.seconds
     while not (work / ALL_ENDED).is_file() and time.monotonic() < until:
         time.sleep(0.2)

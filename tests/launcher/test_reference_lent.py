@@ -150,6 +150,17 @@ def test_an_end_by_an_error_is_an_end(checkout: Path, tmp_path: Path) -> None:
     assert lent(work / "tree", "wait", str(work), "30", "--into", str(into)).returncode == 0
 
 
+def test_on_a_host_where_nothing_has_begun_nobody_waits(checkout: Path, tmp_path: Path) -> None:
+    """As after a lease that was over too early; `lent` gives up sooner than this would wait."""
+    (tmp_path / "work").mkdir()
+
+    done = lent(checkout, "wait", str(tmp_path / "work"), "600", "--into", str(tmp_path / "got"))
+
+    assert done.returncode == 2
+    assert "nothing has begun in" in done.stderr
+    assert not (tmp_path / "got").exists()
+
+
 def test_caches_come_back(checkout: Path, tmp_path: Path) -> None:
     caches = tmp_path / "caches.tar.gz"
     with tarfile.open(caches, "w:gz") as archive:
