@@ -23,18 +23,26 @@ def line(row: dict[str, Any], ceilings: dict[str, Any] | None) -> str:
     gain = gain_of(row)
     bound, share = "", ""
     if ceilings:
-        # A product has at least its FLOP and its bytes to do; what quantises moves bytes only.
-        moved = (row["bytes"] + row["extra_bytes"]) / ceilings["copy"]["per_second"]
-        multiplied = row["flops"] / 2 / ceilings[row["precision"]]["per_second"]
-        least = 1e6 * max(moved, multiplied)
-        bound = f"{least:.1f} ({'bytes' if moved > multiplied else 'FLOP'})"
-        share = f"{100 * least / ours:.0f} %"
+        least, by = _roofline(row, ceilings)
+        bound, share = f"{1e6 * least:.1f} ({by})", _share(row, ceilings)
     away = "" if row["distance"] is None else f"{row['distance']:.4f}"
     return (
         f"| {row['layer']} | {row['batch']} | {row['pass_']} | {row['precision']} | "
         f"{row['product']} | {row['quantisation']} | {bf16:.1f} | {ours:.1f} | {gain:.2f} | "
         f"{bound} | {share} | {away} |"
     )
+
+
+def _roofline(row: dict[str, Any], ceilings: dict[str, Any]) -> tuple[float, str]:
+    """The least seconds that a row can take, and what of. A product has at least its FLOP and its
+    bytes to do; what quantises moves bytes only."""
+    moved = (row["bytes"] + row["extra_bytes"]) / ceilings["copy"]["per_second"]
+    multiplied = row["flops"] / 2 / ceilings[row["precision"]]["per_second"]
+    return max(moved, multiplied), "bytes" if moved > multiplied else "FLOP"
+
+
+def _share(row: dict[str, Any], ceilings: dict[str, Any]) -> str:
+    return f"{100 * _roofline(row, ceilings)[0] / statistics.median(row['ours']):.0f} %"
 
 
 def table(result: dict[str, Any]) -> str:
@@ -66,7 +74,7 @@ def brief(result: dict[str, Any]) -> str:
     lines = []
     for (layer, batch, precision), rows in found.items():
         gains = [f"{gain_of(rows[kind]):.2f}" if kind in rows else "" for kind in kinds]
-        share = line(rows["step"], result["ceilings"]).split(" | ")[-2] if "step" in rows else ""
+        share = _share(rows["step"], result["ceilings"]) if "step" in rows else ""
         lines.append(f"| {layer} | {batch} | {precision} | {' | '.join(gains)} | {share} |")
     return "\n".join([*head, *lines, "", *targets(result)[0], *chosen(result)])
 
