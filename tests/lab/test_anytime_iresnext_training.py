@@ -27,10 +27,11 @@ import sys, torch
 from narrowgauge_lab.anytime.systems.iresnext import iresnext
 torch.manual_seed(0)
 torch.backends.cudnn.benchmark = True
-net = iresnext("shared", blocks=int(sys.argv[1]), width=1.0, classes=10).train().cuda()
+blocks, form, dtype = int(sys.argv[1]), sys.argv[2], getattr(torch, sys.argv[3])
+net = iresnext(form, blocks=blocks, width=1.0, classes=10).train().cuda()
 for size in (256, 200, 256, 200):
     images = torch.randn(size, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
-    with torch.autocast("cuda", torch.bfloat16):
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
         answers = net(images)
     labels = torch.arange(size, device="cuda") % 10
     loss = sum(torch.nn.functional.cross_entropy(each.float(), labels) for each in answers)
@@ -211,15 +212,27 @@ class TestSandwich:
 class TestAllExits:
     @pytest.mark.gpu
     @pytest.mark.slow
-    @pytest.mark.parametrize("blocks", [1, 7])
-    def test_updates_of_either_size_keep_to_their_memory(self, blocks: int) -> None:
-        """Twice a training beside others ended in an illegal memory access in its third epoch, in
-        the backward pass of the last and smaller batch. In a process of its own, which a fault of
-        the GPU takes along."""
+    @pytest.mark.parametrize(
+        ("blocks", "form", "dtype"),
+        [
+            (1, "shared", "bfloat16"),
+            (1, "shared", "float16"),
+            (1, "shared", "float32"),
+            (1, "incremental", "bfloat16"),
+            (7, "shared", "bfloat16"),
+        ],
+    )
+    def test_updates_of_either_size_keep_to_their_memory(
+        self, blocks: int, form: str, dtype: str
+    ) -> None:
+        """Twice a training ended in an illegal memory access in its third epoch, by a kernel of
+        cuDNN that reads beyond a grouped convolution's filters (see `with_room`). That is rarely
+        nobody's memory: run this under compute-sanitizer, as the job `iresnext-memcheck` does. In a
+        process of its own, which a fault of the GPU takes along."""
         paths = os.pathsep.join(sys.path)
         env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": paths}
         done = subprocess.run(
-            [sys.executable, "-c", _UPDATES, str(blocks)],
+            [sys.executable, "-c", _UPDATES, str(blocks), form, dtype],
             env=env, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
 

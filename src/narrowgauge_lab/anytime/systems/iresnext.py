@@ -31,6 +31,7 @@ from narrowgauge_lab.anytime.systems.iresnext_parts import (
     conv_weight,
     laid_out,
     prefixes,
+    with_room,
 )
 
 __all__ = ["VARIANTS", "IResNeXt", "SharedIResNeXt", "iresnext"]
@@ -80,7 +81,8 @@ class _Block(nn.Module):
         stream = self._narrowed(stream)
         hidden = self.norm1.normalise(stream, exit, own.norms[0])
         hidden = self.norm2.normalise(F.conv2d(hidden, own.reduce), exit, own.norms[1])
-        hidden = F.conv2d(hidden, own.grouped, padding=1, groups=exit + 1)
+        grouped = with_room(own.grouped, hidden)
+        hidden = F.conv2d(hidden, grouped, padding=1, groups=exit + 1)
         hidden = self.norm3.normalise(hidden, exit, own.norms[2])
         # Contiguous, as it becomes anyway: torch 1.8 takes no batch of none with a view.
         return stream + F.conv2d(hidden, own.expand.contiguous())
@@ -92,7 +94,8 @@ class _Block(nn.Module):
         stream = self._narrowed(stream)
         hidden = self.norm1.normalise_drawn(stream, exit)
         hidden = self.norm2.normalise_drawn(F.conv2d(hidden, self.reduce[:width]), exit)
-        hidden = F.conv2d(hidden, self.grouped[:width], padding=1, groups=within + 1)
+        grouped = with_room(self.grouped[:width], hidden)
+        hidden = F.conv2d(hidden, grouped, padding=1, groups=within + 1)
         hidden = self.norm3.normalise_drawn(hidden, exit)
         return stream + F.conv2d(hidden, self.expand[:, :width])
 

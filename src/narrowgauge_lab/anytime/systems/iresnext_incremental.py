@@ -26,6 +26,7 @@ from narrowgauge_lab.anytime.systems.iresnext_parts import (
     Geometry,
     conv_weight,
     laid_out,
+    with_room,
 )
 
 __all__ = ["IncrementalIResNeXt"]
@@ -70,7 +71,9 @@ class _Block(nn.Module):
         # One product with zeros where a branch would look at a later one, not eight small ones.
         whole = [F.pad(part, (0, 0, 0, 0, 0, self._beyond(part))) for part in self.reduce]
         hidden = F.conv2d(self.norm1.normalise(stream), torch.cat(whole))
-        hidden = F.conv2d(self.norm2.normalise(hidden), self.grouped, padding=1, groups=GROUPS)
+        hidden = self.norm2.normalise(hidden)
+        grouped = with_room(self.grouped, hidden)
+        hidden = F.conv2d(hidden, grouped, padding=1, groups=GROUPS)
         return stream + F.conv2d(self.norm3.normalise(hidden), self.expand, groups=GROUPS)
 
     def _beyond(self, part: torch.Tensor) -> int:

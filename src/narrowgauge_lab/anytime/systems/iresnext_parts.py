@@ -21,6 +21,7 @@ __all__ = [
     "conv_weight",
     "laid_out",
     "prefixes",
+    "with_room",
 ]
 
 #: Branches of every block, and so exits (the paper's T and cardinality).
@@ -28,6 +29,8 @@ GROUPS = 8
 #: Channels of the residual stream in the three stages, and of one branch, at width 1.
 _STREAMS = (64, 128, 256)
 _BRANCHES = (4, 8, 16)
+#: What a cuDNN kernel reads at once of a grouped convolution's filters.
+_FILTERS_READ = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +129,26 @@ def prefixes(weight: torch.Tensor, dim: int, sizes: Sequence[int]) -> List[torch
         views: Tuple[torch.Tensor, ...] = _Prefixes.apply(weight, dim, tuple(sizes))
         return list(views)
     return [weight.narrow(dim, 0, size) for size in sizes]
+
+
+def with_room(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The filters [after, before, h, w] of a grouped convolution of `x` as its kernels may take
+    them: on a GPU in the dtype and layout of `x`, at the start of memory for a multiple of 16
+    filters.
+
+    cuDNN 9 (seen in 9.2x on an H200, with compute-sanitizer) has an implicit GEMM for bf16 and
+    channels last, of 16 groups, that reads filters by sixteens however few there are: memory of
+    somebody else, or of nobody, which ended trainings in an illegal memory access after thousands
+    of updates. What it reads there changes no result. Its search for the fastest runs it even where
+    it is not taken. A compiler may copy the filters once more, without the room.
+    """
+    beyond = -weight.shape[0] % _FILTERS_READ
+    if x.device.type == "cpu" or not beyond:
+        return weight
+    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    layout = torch.channels_last if last else torch.contiguous_format
+    whole = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, beyond))
+    return whole.to(x.dtype, memory_format=layout)[: weight.shape[0]]
 
 
 class _Prefixes(torch.autograd.Function):
