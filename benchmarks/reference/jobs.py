@@ -44,6 +44,7 @@ class Job:
     shares: bool = False
     spread: bool = False
     first: bool = False
+    verdict: bool = False
 
 
 class ListError(Exception):
@@ -136,6 +137,7 @@ def _job(table: dict[str, Any], place: str) -> Job:
         alone=bool(table.get("alone", False)),
         shares=bool(table.get("shares", False)),
         spread=bool(table.get("spread", False)),
+        verdict=bool(table.get("verdict", False)),
         first=bool(table.get("first", False)),
     )
 

@@ -19,6 +19,7 @@ it in the list that it waits for and whose folders it may read, as `{out}/NAME/â
 is left undone where one of them failed. `env` sets variables, `alone = true` waits until every
 other lane has ended, and the others wait for it: for what measures the CPU or the bus too.
 `first = true` is for what all others need, such as the kernels: it is done whichever are named.
+`verdict = true` is for tests: what comes after one waits for its exit code and reads nothing of it.
 `spread = true` keeps no job to its lane's cores: for what the CPU binds, beside what needs one core
 of its share; its `env` says how many threads.
 
@@ -210,7 +211,9 @@ def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespac
     env.update(job.env)
     env["OUT"] = str(folder)
     if begun_on(folder) is None:
-        begun = {"gpu": gpu, "shares": job.shares, "after": job.after}
+        begun = {
+            "gpu": gpu, "shares": job.shares, "after": job.after, "verdict": job.verdict
+        }  # fmt: skip
         (folder / BEGUN).write_text(json.dumps(begun) + "\n")
     begin = time.monotonic()
     with (folder / "log.txt").open("ab") as log:

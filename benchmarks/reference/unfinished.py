@@ -3,9 +3,10 @@
 What travels of a run is its job and its newest checkpoints, and none of its events: on the other
 host it is a run of its own, with an id of its own, whose rows go on from there (`narrowgauge_lab
 run --resume`) and say so (`resumed_after_epoch`, `began_elsewhere`).
-Only trainings do that begin from nothing: jobs with `shares = true` that come after no other job
-and have trained no weights of their own first. Of what is timed, half a record of each of two
-hosts would be of neither, and what begins from weights would go on from others there.
+Only trainings do that begin from nothing: jobs with `shares = true` that come after none but tests
+(`verdict = true`) and have trained no weights of their own first. Of what is timed, half a record
+of each of two hosts would be of neither, and what begins from weights would go on from others
+there.
 """
 
 from __future__ import annotations
@@ -111,9 +112,18 @@ def _why_not(folder: Path) -> str:
         begun: dict[str, Any] = json.loads((folder / BEGUN).read_text())
     except (OSError, ValueError):
         return f"its {BEGUN} cannot be read"
-    if begun.get("after"):
-        return f"it begins from what {', '.join(begun['after'])} made"
+    made = [name for name in begun.get("after", ()) if not _is_verdict(folder.parent / name)]
+    if made:
+        return f"it begins from what {', '.join(made)} made"
     return "" if begun.get("shares") else "what is timed does not travel"
+
+
+def _is_verdict(folder: Path) -> bool:
+    """Whether the job of this folder made nothing to begin from."""
+    try:
+        return json.loads((folder / BEGUN).read_text()).get("verdict") is True
+    except (OSError, ValueError):
+        return False
 
 
 def _files(out: Path, folder: Path, experiments: Path) -> list[tuple[str, bytes]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Tuple
+from typing import Any, List, Tuple
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from narrowgauge_contract.errors import BadValueError, UnknownNameError
 from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
 from narrowgauge_lab.anytime.network import select
+from narrowgauge_lab.anytime.systems import iresnext_parts
 from narrowgauge_lab.anytime.systems.iresnext import SharedIResNeXt, iresnext
 from narrowgauge_lab.anytime.systems.iresnext_incremental import IncrementalIResNeXt
 from narrowgauge_lab.anytime.systems.iresnext_parts import Drawn, ExitNorm, prefixes
@@ -389,3 +390,79 @@ def test_prefixes_of_which_one_is_not_used() -> None:
 
     assert weight.grad is not None
     assert weight.grad.tolist() == [[1.0] * 3] + [[0.0] * 3] * 3
+
+
+class TestGroupedConvolution:
+    """By sixteens of channels, as a GPU gets it; see `grouped_conv`."""
+
+    @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+    @pytest.mark.parametrize(
+        ("groups", "branch"), [(1, 4), (3, 4), (7, 4), (5, 8), (7, 8), (7, 1), (3, 2)]
+    )
+    def test_filled_up_it_is_the_same_with_the_same_gradients(
+        self, monkeypatch: pytest.MonkeyPatch, groups: int, branch: int, layout: Any
+    ) -> None:
+        channels = groups * branch
+        x, weight, given = _grouped_case(channels, branch)
+        x = x.contiguous(memory_format=layout).requires_grad_()
+        seen: List[Tuple[int, int, int]] = []
+        plain = F.conv2d
+
+        def watched(x: torch.Tensor, weight: torch.Tensor, **rest: Any) -> torch.Tensor:
+            seen.append((x.shape[1], weight.shape[0], rest["groups"]))
+            return plain(x, weight, **rest)
+
+        expected = plain(x, weight, padding=1, groups=groups)
+        monkeypatch.setattr(iresnext_parts.F, "conv2d", watched)
+        found = iresnext_parts._filled_up(x, weight, groups, -channels % 16)
+
+        wide = -(-channels // 16) * 16
+        assert seen == [(wide, wide, wide // branch)]
+        assert torch.allclose(found, expected, atol=1e-12)
+        for one, other in zip(
+            torch.autograd.grad(found, (x, weight), given),
+            torch.autograd.grad(expected, (x, weight), given),
+        ):
+            assert one.shape == other.shape
+            assert torch.allclose(one, other, atol=1e-11)
+
+    def test_what_is_not_a_number_stays_in_its_group(self) -> None:
+        x, weight, _ = _grouped_case(12, 4)
+        x[:, 4] = float("nan")
+
+        found = iresnext_parts._filled_up(x, weight, 3, 4).isnan().any(3).any(2).any(0)
+
+        assert found.tolist() == [4 <= channel < 8 for channel in range(12)]
+
+    def test_a_processor_fills_nothing_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(iresnext_parts, "_filled_up", None)
+        x, weight, _ = _grouped_case(12, 4)
+
+        found = iresnext_parts.grouped_conv(x, weight, 3)
+
+        assert torch.equal(found, F.conv2d(x, weight, padding=1, groups=3))
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+    def test_a_gpu_gives_what_a_processor_does(self, dtype: torch.dtype, layout: Any) -> None:
+        x, weight, given = _grouped_case(12, 4)
+        expected = F.conv2d(x, weight, padding=1, groups=3)
+        expected_gradient = torch.autograd.grad(expected, weight, given)[0]
+
+        images = x.to("cuda", dtype).contiguous(memory_format=layout)
+        filters = weight.detach().cuda().requires_grad_()
+        found = iresnext_parts.grouped_conv(images, filters.to(dtype), 3)
+        gradient = torch.autograd.grad(found, filters, given.to("cuda", dtype))[0]
+
+        room = {torch.float32: 1e-2, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype]
+        assert torch.allclose(found.double().cpu(), expected, atol=room, rtol=room)
+        assert torch.allclose(gradient.cpu(), expected_gradient, atol=10 * room, rtol=room)
+
+
+def _grouped_case(channels: int, branch: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Images, filters and a gradient to begin with, in float64."""
+    drawn = torch.Generator().manual_seed(channels)
+    shapes = ((5, channels, 9, 7), (channels, branch, 3, 3), (5, channels, 9, 7))
+    x, weight, given = (torch.randn(s, generator=drawn, dtype=torch.float64) for s in shapes)
+    return x, weight.requires_grad_(), given

@@ -225,8 +225,8 @@ class TestAllExits:
     def test_updates_of_either_size_keep_to_their_memory(
         self, blocks: int, form: str, dtype: str
     ) -> None:
-        """Twice a training ended in an illegal memory access in its third epoch, by a kernel of
-        cuDNN that reads beyond a grouped convolution's filters (see `with_room`). That is rarely
+        """Twice a training ended in an illegal memory access in its third epoch, by kernels of
+        cuDNN that go beyond a grouped convolution's filters (see `grouped_conv`). That is rarely
         nobody's memory: run this under compute-sanitizer, as the job `iresnext-memcheck` does. In a
         process of its own, which a fault of the GPU takes along."""
         paths = os.pathsep.join(sys.path)

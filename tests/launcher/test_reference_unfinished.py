@@ -126,6 +126,22 @@ def test_what_has_to_end_where_it_began_stays(
     assert list(tmp_path.glob("unfinished.*")) == []
 
 
+def test_what_waited_for_tests_alone_may_travel(
+    unfinished: ModuleType, experiments: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    for name, begun in (("tests", '{"verdict": true}'), ("weights", "{}"), ("torn", "{")):
+        (out / name).mkdir(parents=True)
+        (out / name / "begun.json").write_text(begun)
+    job(out, "tested", 10, after=["tests"])
+    job(out, "tuned", 10, after=["tests", "weights", "torn", "gone"])
+
+    kept, left = unfinished.pack_unfinished(out, tmp_path, 10**6, experiments)
+
+    assert [line.split(",")[0] for line in kept] == ["tested"]
+    assert left == ["tuned, 0.0 MB: it begins from what weights, torn, gone made"]
+
+
 def test_what_finds_no_room_is_said_and_the_smallest_goes_first(
     unfinished: ModuleType, experiments: Path, tmp_path: Path
 ) -> None:

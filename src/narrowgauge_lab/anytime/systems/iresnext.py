@@ -29,9 +29,9 @@ from narrowgauge_lab.anytime.systems.iresnext_parts import (
     ExitNorm,
     Geometry,
     conv_weight,
+    grouped_conv,
     laid_out,
     prefixes,
-    with_room,
 )
 
 __all__ = ["VARIANTS", "IResNeXt", "SharedIResNeXt", "iresnext"]
@@ -81,8 +81,7 @@ class _Block(nn.Module):
         stream = self._narrowed(stream)
         hidden = self.norm1.normalise(stream, exit, own.norms[0])
         hidden = self.norm2.normalise(F.conv2d(hidden, own.reduce), exit, own.norms[1])
-        grouped = with_room(own.grouped, hidden)
-        hidden = F.conv2d(hidden, grouped, padding=1, groups=exit + 1)
+        hidden = grouped_conv(hidden, own.grouped, exit + 1)
         hidden = self.norm3.normalise(hidden, exit, own.norms[2])
         # Contiguous, as it becomes anyway: torch 1.8 takes no batch of none with a view.
         return stream + F.conv2d(hidden, own.expand.contiguous())
@@ -94,8 +93,7 @@ class _Block(nn.Module):
         stream = self._narrowed(stream)
         hidden = self.norm1.normalise_drawn(stream, exit)
         hidden = self.norm2.normalise_drawn(F.conv2d(hidden, self.reduce[:width]), exit)
-        grouped = with_room(self.grouped[:width], hidden)
-        hidden = F.conv2d(hidden, grouped, padding=1, groups=within + 1)
+        hidden = grouped_conv(hidden, self.grouped[:width], within + 1)
         hidden = self.norm3.normalise_drawn(hidden, exit)
         return stream + F.conv2d(hidden, self.expand[:, :width])
 

@@ -25,8 +25,8 @@ from narrowgauge_lab.anytime.systems.iresnext_parts import (
     Drawn,
     Geometry,
     conv_weight,
+    grouped_conv,
     laid_out,
-    with_room,
 )
 
 __all__ = ["IncrementalIResNeXt"]
@@ -71,9 +71,7 @@ class _Block(nn.Module):
         # One product with zeros where a branch would look at a later one, not eight small ones.
         whole = [F.pad(part, (0, 0, 0, 0, 0, self._beyond(part))) for part in self.reduce]
         hidden = F.conv2d(self.norm1.normalise(stream), torch.cat(whole))
-        hidden = self.norm2.normalise(hidden)
-        grouped = with_room(self.grouped, hidden)
-        hidden = F.conv2d(hidden, grouped, padding=1, groups=GROUPS)
+        hidden = grouped_conv(self.norm2.normalise(hidden), self.grouped, GROUPS)
         return stream + F.conv2d(self.norm3.normalise(hidden), self.expand, groups=GROUPS)
 
     def _beyond(self, part: torch.Tensor) -> int:

@@ -19,9 +19,9 @@ __all__ = [
     "ExitNorm",
     "Geometry",
     "conv_weight",
+    "grouped_conv",
     "laid_out",
     "prefixes",
-    "with_room",
 ]
 
 #: Branches of every block, and so exits (the paper's T and cardinality).
@@ -29,8 +29,8 @@ GROUPS = 8
 #: Channels of the residual stream in the three stages, and of one branch, at width 1.
 _STREAMS = (64, 128, 256)
 _BRANCHES = (4, 8, 16)
-#: What a cuDNN kernel reads at once of a grouped convolution's filters.
-_FILTERS_READ = 16
+#: Filters that cuDNN's kernels for grouped convolutions take at once; a branch's width divides it.
+_FILTERS_AT_ONCE = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,24 +131,28 @@ def prefixes(weight: torch.Tensor, dim: int, sizes: Sequence[int]) -> List[torch
     return [weight.narrow(dim, 0, size) for size in sizes]
 
 
-def with_room(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The filters [after, before, h, w] of a grouped convolution of `x` as its kernels may take
-    them: on a GPU in the dtype and layout of `x`, at the start of memory for a multiple of 16
-    filters.
+def grouped_conv(x: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Tensor:
+    """A convolution of `x` [B, C, H, W] by 3×3 filters [C, C / groups, 3, 3], which keeps H and W;
+    on a GPU by sixteens of channels, the last of them filled up with zeros.
 
-    cuDNN 9 (seen in 9.2x on an H200, with compute-sanitizer) has an implicit GEMM for bf16 and
-    channels last, of 16 groups, that reads filters by sixteens however few there are: memory of
-    somebody else, or of nobody, which ended trainings in an illegal memory access after thousands
-    of updates. What it reads there changes no result. Its search for the fastest runs it even where
-    it is not taken. A compiler may copy the filters once more, without the room.
+    cuDNN 9 has implicit GEMMs for channels last (`…_g16_…`, seen on an H200 in bf16 through
+    compute-sanitizer) that take filters by sixteens however few there are: the forward pass reads
+    beyond them, and the pass for their gradient *writes* beyond it, over what lies next in memory
+    or in memory of nobody, an illegal access. Its search for the fastest kernel runs them even
+    where it takes another. Twice that ended a training after thousands of updates.
     """
-    beyond = -weight.shape[0] % _FILTERS_READ
+    beyond = -weight.shape[0] % _FILTERS_AT_ONCE
     if x.device.type == "cpu" or not beyond:
-        return weight
-    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    layout = torch.channels_last if last else torch.contiguous_format
-    whole = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, beyond))
-    return whole.to(x.dtype, memory_format=layout)[: weight.shape[0]]
+        return F.conv2d(x, weight, padding=1, groups=groups)
+    return _filled_up(x, weight, groups, beyond)
+
+
+def _filled_up(x: torch.Tensor, weight: torch.Tensor, groups: int, beyond: int) -> torch.Tensor:
+    """The same with `beyond` more channels and filters of zeros, in groups of their own."""
+    more = beyond // weight.shape[1]
+    wide = F.pad(x, (0, 0, 0, 0, 0, beyond))
+    filters = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, beyond))
+    return F.conv2d(wide, filters, padding=1, groups=groups + more).narrow(1, 0, weight.shape[0])
 
 
 class _Prefixes(torch.autograd.Function):
