@@ -487,12 +487,12 @@ def test_budgets_are_of_one_range_where_a_data_set_has_none(tmp_path: Path) -> N
 
 
 def test_of_equal_areas_the_first_are_drawn_and_no_greater_one_is_lost(tmp_path: Path) -> None:
-    equal = [answers(f"equal {number}", 0.7) for number in range(11)]
+    equal = [answers(f"equal {number}", 0.7) for number in range(13)]
     runs = [*equal, answers("greatest", 1.3)]
     found = _scored(*(recorded(tmp_path, run, number=n) for n, run in enumerate(runs)))
     drawn = [each.label for each, _ in picture._drawn(found)]
 
-    assert drawn == [*(f"equal {number}" for number in range(9)), "greatest"]
+    assert drawn == [*(f"equal {number}" for number in range(11)), "greatest"]
 
 
 def _many(tmp_path: Path, count: int) -> list[RunFolder]:
@@ -528,19 +528,19 @@ def test_pictures_hold_something_and_are_always_the_same(tmp_path: Path) -> None
 
 
 def test_more_families_than_a_picture_holds_are_said_to_be_left_out(tmp_path: Path) -> None:
-    found = _scored(*_many(tmp_path / "runs", 12))
+    found = _scored(*_many(tmp_path / "runs", 14))
     drawn = picture._against_macs(found)
 
     assert "2 families not drawn" in drawn.get_supxlabel()
     names = " ".join(text.get_text().replace("\n", " ") for text in drawn.axes[0].texts)
-    assert "number 11" in names
+    assert "number 13" in names
     assert "number 2" in names
     assert "number 1 " not in names + " "
 
 
 def test_the_best_of_each_experiment_is_drawn_before_variants_of_another(tmp_path: Path) -> None:
     """Ten bit widths of one network would be no picture of all systems."""
-    runs = [answers(f"number {n}", 1.0 + 0.05 * n) for n in range(11)]
+    runs = [answers(f"number {n}", 1.0 + 0.05 * n) for n in range(13)]
     folders = [
         recorded(tmp_path, run, number=n) for n, run in enumerate([*runs, answers("poor", 0.3)])
     ]
@@ -550,7 +550,7 @@ def test_the_best_of_each_experiment_is_drawn_before_variants_of_another(tmp_pat
 
     drawn = picture._drawn(score(dataclasses.replace(gathered, answered=(*others, alone))))
 
-    assert [each.label for each, _ in drawn] == [*(f"number {n}" for n in range(2, 11)), "poor"]
+    assert [each.label for each, _ in drawn] == [*(f"number {n}" for n in range(2, 13)), "poor"]
     assert "poor" not in [each.label for each, _ in picture._drawn(score(gathered))]
 
 

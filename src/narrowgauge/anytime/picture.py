@@ -27,10 +27,10 @@ _Look: TypeAlias = tuple[str, str]
 
 MARKERS = ("o", "s", "^", "D", "v", "p", "<", "h")
 #: More lines than these are no picture any more; those of the greatest areas are drawn.
-_MOST_FAMILIES = 10
+_MOST_FAMILIES = 12
 #: The height of a line of a label, as a share of the axis, and how many letters fit on it.
 _LABEL = 0.045
-_LETTERS = 34
+_LETTERS = 42
 
 
 def draw_scoring(found: Scoring, out: Path) -> list[Path]:
