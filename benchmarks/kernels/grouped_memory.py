@@ -34,7 +34,7 @@ _FIELDS = ("dtype", "layout", "branch", "groups")
 _DONE = "done"
 _PATIENCE_S = 300.0
 _ACCESS = re.compile(
-    r"Invalid (?P<space>\S+) (?P<access>read|write) of size (?P<size>[\d,]+) bytes?\s*"
+    r"Invalid \S+ (?P<access>read|write) of size (?P<size>[\d,]+) bytes?\s*"
     r"={9}\s+at (?P<kernel>.+?)(?:\+0x[0-9a-f]+)?(?: in \S+)?$",
     re.MULTILINE,
 )
@@ -49,9 +49,9 @@ def accessed(log: str) -> dict[str, Any] | None:
     if found is None:
         return None
     row = {"kernel": found["kernel"], "access": found["access"], "bytes": _number(found["size"])}
-    place = _BEYOND.search(log, found.end())
-    following = _ACCESS.search(log, found.end())
-    if place and (following is None or place.start() < following.start()):
+    told, _, _ = log[found.end() :].partition("Invalid ")
+    place = _BEYOND.search(told)
+    if place is not None:
         # The tool counts the first byte behind an allocation as 1 after it.
         row["beyond"] = _number(place["beyond"]) - 1
         row["allocation"] = _number(place["held"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,13 @@ except ModuleNotFoundError:  # Python before 3.11
     import tomli as tomllib
 
 __all__ = [
-    "BEGUN", "DROPPED", "ENDED", "OUT", "RUNNING", "Job", "ListError", "load_jobs",
+    "BEGUN", "DROPPED", "ENDED", "OUT", "RUNNING", "Job", "ListError", "begun_note", "load_jobs",
     "missing_packages", "named", "without_data", "words",
 ]  # fmt: skip
 
-#: In a job's folder: the GPU that it began on, whether it shares and what it came after; that it
-#: runs; that it is to end now, unfinished; and once it is through, its exit code and seconds.
+#: In a job's folder: the GPU that it began on, whether it shares, what it came after and whether it
+#: is tests alone (`begun_note`); that it runs; that it is to end now, unfinished; and once it is
+#: through, its exit code and seconds.
 BEGUN, RUNNING, DROPPED, ENDED = "begun.json", "running", "dropped", "ended.json"
 
 #: In a word of a command or a parameter: the folder of all jobs' folders.
@@ -76,6 +78,16 @@ def load_jobs(paths: Sequence[Path]) -> list[Job]:
     if not jobs:
         raise ListError(f"no [[job]] in {', '.join(map(str, paths))}")
     return jobs
+
+
+def begun_note(folder: Path) -> dict[str, Any]:
+    """What a job's folder says of its beginning; nothing where it was not begun, or cannot be read,
+    as where it was cut off while it was written."""
+    try:
+        note = json.loads((folder / BEGUN).read_text())
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
 
 
 def missing_packages(paths: Sequence[Path], without: Sequence[str]) -> list[str]:

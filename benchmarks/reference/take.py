@@ -59,6 +59,7 @@ from jobs import (
     RUNNING,
     Job,
     ListError,
+    begun_note,
     load_jobs,
     missing_packages,
     named,
@@ -187,11 +188,8 @@ def ended_with(folder: Path) -> int | None:
 
 def begun_on(folder: Path) -> str | None:
     """The GPU of a job that was begun; None where it was not."""
-    try:
-        gpu = json.loads((folder / BEGUN).read_text())["gpu"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return str(gpu)
+    note = begun_note(folder)
+    return str(note["gpu"]) if "gpu" in note else None
 
 
 def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespace) -> int | None:
@@ -211,9 +209,7 @@ def run_job(job: Job, gpu: str, cores: Sequence[int], options: argparse.Namespac
     env.update(job.env)
     env["OUT"] = str(folder)
     if begun_on(folder) is None:
-        begun = {
-            "gpu": gpu, "shares": job.shares, "after": job.after, "verdict": job.verdict
-        }  # fmt: skip
+        begun = {"gpu": gpu, "shares": job.shares, "after": job.after, "verdict": job.verdict}
         (folder / BEGUN).write_text(json.dumps(begun) + "\n")
     begin = time.monotonic()
     with (folder / "log.txt").open("ab") as log:

@@ -20,9 +20,8 @@ import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from jobs import BEGUN, ENDED
+from jobs import BEGUN, ENDED, begun_note
 from packing import ARRAYS_BYTES
 from progress import share_done
 
@@ -108,22 +107,14 @@ def _why_not(folder: Path) -> str:
         return "it has trained weights of its own to begin from"
     if not (folder / BEGUN).is_file():
         return ""
-    try:
-        begun: dict[str, Any] = json.loads((folder / BEGUN).read_text())
-    except (OSError, ValueError):
+    begun = begun_note(folder)
+    if not begun:
         return f"its {BEGUN} cannot be read"
-    made = [name for name in begun.get("after", ()) if not _is_verdict(folder.parent / name)]
+    awaited = begun.get("after", ())
+    made = [name for name in awaited if not begun_note(folder.parent / name).get("verdict")]
     if made:
         return f"it begins from what {', '.join(made)} made"
     return "" if begun.get("shares") else "what is timed does not travel"
-
-
-def _is_verdict(folder: Path) -> bool:
-    """Whether the job of this folder made nothing to begin from."""
-    try:
-        return json.loads((folder / BEGUN).read_text()).get("verdict") is True
-    except (OSError, ValueError):
-        return False
 
 
 def _files(out: Path, folder: Path, experiments: Path) -> list[tuple[str, bytes]]:
