@@ -339,6 +339,18 @@ class _Library:
         self.tf32 = tf32_flags.tf32_allowed()
 
 
+class _Diverging(_Library):
+    """The second of its members ends with a weight that is no number, or without bound."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def fit(self, batches: Any, **given: Any) -> None:
+        super().fit(batches, **given)
+        next(self.estimators_[1].parameters()).data.view(-1)[0] = self.weight
+
+
 class TestPeer:
     def test_it_trains_in_the_precision_that_the_row_says(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -350,6 +362,17 @@ class TestPeer:
 
         assert row.validity.valid
         assert library.tf32 == {"matmul": False, "conv": False}
+
+    @pytest.mark.parametrize("weight", [float("nan"), float("inf")], ids=str)
+    def test_a_member_that_diverges_makes_the_row_invalid_and_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: float
+    ) -> None:
+        monkeypatch.setattr(ROWS.module("peer"), "_library", lambda: _Diverging(weight))
+        row = ROWS.run(tmp_path, "implementation=torchensemble")
+
+        assert row.validity.reasons == ("member 2 of 3: diverged: weights are NaN/inf",)
+        assert row.metric("exit0_accuracy") is None
+        assert not (tmp_path / "row-0" / LOGITS_FILE).exists()
 
     def test_where_it_is_missing_it_is_said(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,8 +15,8 @@ from narrowgauge_contract.errors import BadValueError
 from narrowgauge_contract.outcome import Row
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.data import FlatData, synthetic_data
-from narrowgauge_lab.errors import DataUnavailableError
-from narrowgauge_scores.side_file import read_logits
+from narrowgauge_lab.errors import DataCorruptError, DataUnavailableError
+from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
 
 ROWS = Rows(
     "ddnn",
@@ -30,7 +30,7 @@ ROWS = Rows(
 @pytest.fixture(scope="module")
 def tiles(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, Row]:
     out = tmp_path_factory.mktemp("ddnn")
-    return out, ROWS.run(out)
+    return out, ROWS.run(out, "save_weights=true")
 
 
 def _values(row: Row, name: str) -> Tuple[float, ...]:
@@ -163,6 +163,50 @@ def test_the_papers_devices_train_on_colour_images(
     assert run.data == {"tiles": "cifar10", "cameras": "cifar10-cameras"}[views]
     assert run.test.logits.shape == (2, 20, 10)
     assert len(_values(row, "outage_cloud_accuracy")) == 6
+
+
+def test_weights_of_a_row_serve_another_one(tiles: Tuple[Path, Row], tmp_path: Path) -> None:
+    out, row = tiles
+    again = ROWS.run(tmp_path, f"weights={out / 'row-0' / 'weights.pt'}", "outages=false")
+
+    assert again.metric("train_loss") is None
+    for name in ("exit0_accuracy", "exit1_accuracy"):
+        assert _values(again, name) == _values(row, name)
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("width=0.2", "size mismatch for "),
+        ("local=cc", 'Missing key(s) in state_dict: "local_head.weight"'),
+        ("cloud=mp", "size mismatch for "),
+        ("bits=32", "Unexpected key(s) in state_dict: "),
+        ("device=binary", "Missing key(s) in state_dict: "),
+    ],
+)
+def test_a_checkpoint_of_another_architecture_is_refused(
+    tiles: Tuple[Path, Row], tmp_path: Path, word: str, why: str
+) -> None:
+    weights = tiles[0] / "row-0" / "weights.pt"
+    with pytest.raises(DataCorruptError) as caught:
+        ROWS.run(tmp_path, f"weights={weights}", word)
+
+    assert caught.value.what == f"{weights} does not hold weights of this DDNN"
+    assert caught.value.why.startswith(f"Error(s) in loading state_dict for DDNN: {why}")
+    assert len(caught.value.why) < 310
+    assert "state dict of the same network" in caught.value.next_step
+    assert not (tmp_path / "row-0" / LOGITS_FILE).exists()
+
+
+def test_a_diverged_training_stops_and_is_said(tmp_path: Path) -> None:
+    row = ROWS.run(tmp_path, "lr=100", "epochs=3")
+
+    (reason,) = row.validity.reasons
+    assert reason.startswith("diverged: loss is NaN/inf at epoch ")
+    assert row.metric("train_loss") is not None, "what was measured until then is kept"
+    for name in ("exit0_accuracy", "bytes_gain", "threshold_accuracy", "outage_cloud_accuracy"):
+        assert row.metric(name) is None, name
+    assert not (tmp_path / "row-0" / LOGITS_FILE).exists()
 
 
 def test_a_missing_archive_is_named(tmp_path: Path) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, List, Tuple
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from anytime_cases import AnytimeCase, recipe
 
 from narrowgauge_contract.errors import BadValueError, UnknownNameError
+from narrowgauge_lab import checkpoint
 from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
 from narrowgauge_lab.anytime.network import select
 from narrowgauge_lab.anytime.systems import iresnext_parts
 from narrowgauge_lab.anytime.systems.iresnext import SharedIResNeXt, iresnext
 from narrowgauge_lab.anytime.systems.iresnext_incremental import IncrementalIResNeXt
 from narrowgauge_lab.anytime.systems.iresnext_parts import Drawn, ExitNorm, prefixes
+from narrowgauge_lab.errors import DataCorruptError
 
 FORMS = ("shared", "incremental")
 
@@ -351,11 +355,21 @@ class TestBoth:
             iresnext("nested")
 
     @pytest.mark.parametrize("form", FORMS)
-    def test_weights_of_the_other_form_do_not_fit(self, form: str) -> None:
-        other = "shared" if form == "incremental" else "incremental"
+    @pytest.mark.parametrize("changed", ["variant", "blocks", "width", "classes"])
+    def test_a_checkpoint_of_another_architecture_is_refused(
+        self, tmp_path: Path, form: str, changed: str
+    ) -> None:
+        asked: dict = {"variant": form, "blocks": 1, "width": 0.25, "classes": 5}
+        other = {"variant": FORMS[form == "shared"], "blocks": 2, "width": 0.5, "classes": 4}
+        weights = tmp_path / "weights.pt"
+        checkpoint.write_weights(weights, iresnext(**{**asked, changed: other[changed]}))
+        case, net = AnytimeCase(tmp_path / "row"), iresnext(**asked)
 
-        with pytest.raises(RuntimeError, match="Missing key"):
-            _small(form).load_state_dict(_small(other).state_dict())
+        with pytest.raises(DataCorruptError) as caught:
+            case.run(recipe(), net=net, weights=weights)
+        assert caught.value.what == f"{weights} does not hold weights of this {type(net).__name__}"
+        assert "state dict of the same network" in caught.value.next_step
+        assert case.row().metric("train_loss") is None
 
     @pytest.mark.parametrize("form", FORMS)
     def test_weights_come_back(self, form: str) -> None:
