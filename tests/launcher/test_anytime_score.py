@@ -6,12 +6,14 @@ import csv
 import dataclasses
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from anytime_score_cases import MACS, answers, latencies, recorded, with_samples
+from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
 
@@ -486,13 +488,14 @@ def test_budgets_are_of_one_range_where_a_data_set_has_none(tmp_path: Path) -> N
     assert figures["large"]["area"].mean == pytest.approx(found.families[1].macs.area.value)
 
 
-def test_of_equal_areas_the_first_are_drawn_and_no_greater_one_is_lost(tmp_path: Path) -> None:
+def test_of_equal_areas_the_first_are_named_and_no_greater_one_is_lost(tmp_path: Path) -> None:
     equal = [answers(f"equal {number}", 0.7) for number in range(13)]
     runs = [*equal, answers("greatest", 1.3)]
     found = _scored(*(recorded(tmp_path, run, number=n) for n, run in enumerate(runs)))
-    drawn = [each.label for each, _ in picture._drawn(found)]
+    named, others = picture._drawn(found)
 
-    assert drawn == [*(f"equal {number}" for number in range(11)), "greatest"]
+    assert [each.label for each, _ in named] == [*(f"equal {n}" for n in range(11)), "greatest"]
+    assert [each.label for each, _ in others] == ["equal 11", "equal 12"]
 
 
 def _many(tmp_path: Path, count: int) -> list[RunFolder]:
@@ -527,18 +530,37 @@ def test_pictures_hold_something_and_are_always_the_same(tmp_path: Path) -> None
         assert len(image.convert("RGB").getcolors(1 << 20) or []) > 100
 
 
-def test_more_families_than_a_picture_holds_are_said_to_be_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("axis", [picture._against_macs, picture._against_latency])
+def test_every_family_is_drawn_and_those_without_a_name_are_thin(
+    tmp_path: Path, axis: Callable[[Scoring], Figure]
+) -> None:
     found = _scored(*_many(tmp_path / "runs", 14))
-    drawn = picture._against_macs(found)
+    drawn = axis(found)
+    panel = drawn.axes[0]
 
-    assert "2 families not drawn" in drawn.get_supxlabel()
-    names = " ".join(text.get_text().replace("\n", " ") for text in drawn.axes[0].texts)
+    foot = drawn.get_supxlabel().replace("\n", " ")
+    assert "thin: 2 more, in the colour of the best of their experiment" in foot
+    names = " ".join(text.get_text().replace("\n", " ") for text in panel.texts)
     assert "number 13" in names
     assert "number 2" in names
     assert "number 1 " not in names + " "
+    steps = [line for line in panel.lines if line.get_drawstyle() == "steps-post"]
+    assert len(steps) == 14
+    (first, *_), others = picture._drawn(found)
+    colour = first[1][0]
+    assert [line.get_color() for line in steps if line.get_linewidth() < 1] == [colour, colour]
+    assert [each.label[-2:] for each, _ in others] == [" 0", " 1"]
 
 
-def test_the_best_of_each_experiment_is_drawn_before_variants_of_another(tmp_path: Path) -> None:
+def test_a_picture_of_latencies_counts_the_families_that_were_not_timed(tmp_path: Path) -> None:
+    runs = [*_many(tmp_path / "runs", 2), recorded(tmp_path, answers("untimed", 0.7), number=9)]
+    found = _scored(*runs)
+
+    assert "not timed: 1 of 3 families" in picture._against_latency(found).get_supxlabel()
+    assert "not timed" not in picture._against_macs(found).get_supxlabel()
+
+
+def test_the_best_of_each_experiment_is_named_before_variants_of_another(tmp_path: Path) -> None:
     """Ten bit widths of one network would be no picture of all systems."""
     runs = [answers(f"number {n}", 1.0 + 0.05 * n) for n in range(13)]
     folders = [
@@ -548,10 +570,10 @@ def test_the_best_of_each_experiment_is_drawn_before_variants_of_another(tmp_pat
     *others, poor = gathered.answered
     alone = dataclasses.replace(poor, experiment="another")
 
-    drawn = picture._drawn(score(dataclasses.replace(gathered, answered=(*others, alone))))
+    named, _ = picture._drawn(score(dataclasses.replace(gathered, answered=(*others, alone))))
 
-    assert [each.label for each, _ in drawn] == [*(f"number {n}" for n in range(2, 13)), "poor"]
-    assert "poor" not in [each.label for each, _ in picture._drawn(score(gathered))]
+    assert [each.label for each, _ in named] == [*(f"number {n}" for n in range(2, 13)), "poor"]
+    assert "poor" not in [each.label for each, _ in picture._drawn(score(gathered))[0]]
 
 
 def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,8 @@
 """All families in one picture: accuracy against MACs, or against measured latency.
 
 A family has a colour, a marker and its name beside its line, so that no reader depends on colours.
+Of more families than can be told apart the rest are thin lines without names, in the colour of
+their experiment.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ __all__ = ["draw_scoring", "plain_ticks"]
 _Look: TypeAlias = tuple[str, str]
 
 MARKERS = ("o", "s", "^", "D", "v", "p", "<", "h")
-#: More lines than these are no picture any more; those of the greatest areas are drawn.
-_MOST_FAMILIES = 12
+#: More lines with names than these are no picture any more: those of the greatest areas have one.
+_MOST_NAMED = 12
 #: The height of a line of a label, as a share of the axis, and how many letters fit on it.
 _LABEL = 0.045
 _LETTERS = 42
+#: Of a family without a name whose experiment has none either.
+_OTHER = "#808080"
 
 
 def draw_scoring(found: Scoring, out: Path) -> list[Path]:
@@ -49,8 +53,9 @@ def _pictures(found: Scoring) -> Iterator[tuple[str, Figure]]:
 
 
 def _against_macs(found: Scoring) -> Figure:
-    families = _drawn(found)
+    families, others = _drawn(found)
     picture, panel = _picture(found, "Accuracy against computation")
+    _thin(panel, [(each.macs, colour) for each, colour in others], 1e-6)
     for each, (colour, _) in families:
         for points in each.budgeted:
             panel.plot([p.macs / 1e6 for p in points], [100 * p.accuracy for p in points],
@@ -66,29 +71,53 @@ def _against_macs(found: Scoring) -> Figure:
 
 
 def _against_latency(found: Scoring) -> Figure:
+    families, others = _drawn(found)
     picture, panel = _picture(found, "Accuracy against measured latency")
-    timed = [(e.label, e.latency, look) for e, look in _drawn(found) if e.latency is not None]
+    rest = [(e.latency, colour) for e, colour in others if e.latency is not None]
+    _thin(panel, rest, 1e3)
+    timed = [(e.label, e.latency, look) for e, look in families if e.latency is not None]
     _lines(panel, timed, 1e3)
     _finish(panel, "milliseconds to the answer, batch of one (logarithmic)")
-    _foot(picture, f"medians on {found.device}", found)
+    text = f"medians on {found.device}"
+    untimed = sum(each.latency is None for each in found.families)
+    if untimed:
+        text += f" · not timed: {untimed} of {len(found.families)} families"
+    _foot(picture, text, found)
     return picture
 
 
-def _drawn(found: Scoring) -> list[tuple[FamilyScore, _Look]]:
-    """At most so many, in their own order, the best of each experiment before others: ten variants
-    of one system would be no picture of all. A family looks the same in all pictures."""
+def _drawn(
+    found: Scoring,
+) -> tuple[list[tuple[FamilyScore, _Look]], list[tuple[FamilyScore, str]]]:
+    """Those that have a name, in their own order, the best of each experiment before others: ten
+    variants of one system would be no picture of all. And the others, by the colour of the first of
+    their experiment that has a name. A family looks the same in all pictures."""
     # By place: of equal areas the first stand, and none of a larger area falls out for them.
     largest = sorted(
         range(len(found.families)), key=lambda place: -found.families[place].macs.area.value
     )
     best = {found.families[place].family.rows[0].experiment: place for place in reversed(largest)}
     order = sorted(largest, key=lambda place: place not in best.values())
-    drawn = [found.families[place] for place in sorted(order[:_MOST_FAMILIES])]
+    drawn = [found.families[place] for place in sorted(order[:_MOST_NAMED])]
     looks = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), strict=False)
     # Beyond eight, colours come again with the marker of another.
     again = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS[1:] + MARKERS[:1]), strict=False)
     every = [*itertools.islice(looks, len(COLOURS)), *itertools.islice(again, len(COLOURS))]
-    return list(zip(drawn, every, strict=False))
+    named = list(zip(drawn, every, strict=False))
+    colours: dict[str, str] = {}
+    for each, (colour, _) in named:
+        colours.setdefault(each.family.rows[0].experiment, colour)
+    others = [found.families[place] for place in sorted(order[_MOST_NAMED:])]
+    return named, [(e, colours.get(e.family.rows[0].experiment, _OTHER)) for e in others]
+
+
+def _thin(panel: Axes, curves: Sequence[tuple[Curve, str]], scale: float) -> None:
+    """Families without a name: steps alone, behind the others, and a dot at each exit."""
+    for curve, colour in curves:
+        costs = [scale * cost for cost in curve.costs]
+        heights = [100 * found.value for found in curve.accuracies]
+        panel.step(costs, heights, where="post", color=colour, linewidth=0.7, alpha=0.55, zorder=1)
+        panel.plot(costs, heights, ".", color=colour, markersize=3, alpha=0.55, zorder=1)
 
 
 def _picture(found: Scoring, title: str) -> tuple[Figure, Axes]:
@@ -169,7 +198,7 @@ def _finish(panel: Axes, x: str) -> None:
 
 
 def _foot(picture: Figure, text: str, found: Scoring) -> None:
-    left_out = len(found.families) - _MOST_FAMILIES
-    if left_out > 0:
-        text += f" · the best of each experiment first: {left_out} families not drawn"
+    unnamed = len(found.families) - _MOST_NAMED
+    if unnamed > 0:
+        text += f" · thin: {unnamed} more, in the colour of the best of their experiment"
     foot(picture, f"bars: 95 % intervals over test images and seeds · {text}")
