@@ -89,6 +89,15 @@ def test_the_tables_of_the_experiments_are_those_of_their_records() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_runs_that_are_scored_on_one_scale_have_their_records_here() -> None:
+    page = (ROOT / "docs" / "anytime.md").read_text(encoding="utf-8")
+    runs = re.findall(r"`(\d{8}T\d{6}Z-[a-z-]+-[0-9a-f]{6})`", page)
+    kept = {path.name.partition(".")[0] for path in ROOT.glob("experiments/*/reference/*/*")}
+
+    assert len(runs) >= 12
+    assert not set(runs) - kept
+
+
 def test_the_readmes_table_of_targets_says_what_targets_toml_says() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for name, target in load_targets(ROOT / TARGETS_FILE).items():
