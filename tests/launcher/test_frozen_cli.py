@@ -79,7 +79,7 @@ narrowgauge reproduce [CLAIM] --all --budget --resume --dry-run --cooldown --ord
 --on --executor --results --data --project --lab-python --json
 narrowgauge results --experiment --status --limit --results --project --json
 narrowgauge results draw [RUN] --results --project
-narrowgauge results export RUN --reference --out --results --project
+narrowgauge results export RUN --reference --out --picture... --results --project
 narrowgauge results tables [EXPERIMENT] --check --project
 narrowgauge run EXPERIMENT --on --executor --profile -p/--parameter... --seed --results --data \
 --project --lab-python --wait --slurm... --kubernetes... --node --host... --all --label \

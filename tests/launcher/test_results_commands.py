@@ -11,6 +11,7 @@ import pytest
 from data_cases import GREY, dataset, idx_files, mirror, write
 from result_cases import job, recorded
 
+from narrowgauge.checkout import TARGETS_FILE
 from narrowgauge.cli.app import run_program
 from narrowgauge.store import Store
 from narrowgauge_contract.datasets import DATA_SETS
@@ -126,6 +127,42 @@ class TestResults:
         assert out.read_bytes() == (results / "toy" / ONE / "record.json").read_bytes()
         assert _run("results", "export", ONE, "--results", results, "--out", out)[0] == 2
         assert _run("results", "export", ONE, "--results", results)[0] == 2
+
+    def test_a_reference_keeps_the_pictures_that_are_named(
+        self, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        project = tmp_path / "project"
+        page = project / "experiments" / "toy"
+        page.mkdir(parents=True)
+        (project / TARGETS_FILE).parent.mkdir()
+        (project / TARGETS_FILE).touch()
+        words = ["results", "export", ONE, "--results", results, "--project", project]
+
+        code, said = _run(*words, "--reference", "--picture", "speed", "--picture", "loss.jpg")
+        assert code == 2
+        assert f"{ONE} has no picture 'loss.jpg'" in said
+        assert "loss, speed" in " ".join(said.split())
+        assert not list(page.iterdir())
+
+        names = ["--picture", "speed", "--picture", "loss.png"]
+        assert _run(*words, "--reference", *names)[0] == 0
+        told = capsys.readouterr()
+        assert f"![speed of {ONE}](pictures/speed.svg)" in told.err
+        assert f"![loss of {ONE}](pictures/loss.png)" in told.err
+        assert told.out.strip().endswith(f"{ONE}.json.gz")
+        derived = results / "toy" / ONE / "derived"
+        kept = {path.name: path.read_bytes() for path in (page / "pictures").iterdir()}
+        assert kept == {n: (derived / n).read_bytes() for n in ("speed.svg", "loss.png")}
+
+    def test_pictures_go_with_a_reference_alone(self, results: Path, tmp_path: Path) -> None:
+        out = tmp_path / "copy.json"
+        words = ["--results", results, "--out", out, "--picture", "loss"]
+
+        code, said = _run("results", "export", ONE, *words)
+
+        assert code == 2
+        assert "--picture goes with --reference" in said
+        assert not out.exists()
 
 
 @pytest.mark.usefixtures("tiny")

@@ -157,6 +157,10 @@ def export(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Copy the whole record here.")
     ] = None,
+    picture: Annotated[
+        list[str] | None,
+        typer.Option("--picture", metavar="NAME", help="With --reference: keep this one too."),
+    ] = None,
     results: Results = None,
     project: Project = None,
 ) -> None:
@@ -166,10 +170,25 @@ def export(
 
     if reference == (out is not None):
         raise UsageError("export wants one of --reference and --out FILE")
+    if picture and not reference:
+        raise UsageError("--picture goes with --reference: other pictures are in `derived`")
     checkout = checkout_of(project)
-    record = _store(results, project).find(run).record()
+    store = _store(results, project)
+    folder = store.find(run)
+    record = folder.record()
     if out is None:
+        drawn: list[Path] = []
+        if picture:
+            from narrowgauge.noise import Floors
+            from narrowgauge.reference_pictures import find_pictures
+
+            drawn = find_pictures(folder, picture, Floors.in_store(store))
         print(export_reference(record, checkout.experiments))
+        if drawn:
+            from narrowgauge.reference_pictures import keep_pictures
+
+            for line in keep_pictures(drawn, record, checkout.experiments):
+                note(line)
         return
     from narrowgauge_contract.record import write_record
 
