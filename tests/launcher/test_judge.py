@@ -577,6 +577,9 @@ def test_a_newer_run_of_too_few_repeats_does_not_unseat_one_of_enough() -> None:
     eager = [each.index for each in enough.rows if each.parameters["engine"] == "eager"]
     assert judged(claim(), invalid(enough, *eager[2:]), older).verdict is Verdict.INVALID
     assert judged(claim(minimum_repeats=9), few, older).runs == (few.run_id,)
+    # Of rows that were cut off nothing is wrong, and the older run is whole.
+    found = judged(claim(), cut_off(enough, *eager[2:]), older)
+    assert (found.verdict, found.runs) == (Verdict.REPRODUCED, (older.run_id,))
 
 
 def test_runs_by_different_placement_plans_stand_beside_each_other_where_the_claim_names_them() -> (

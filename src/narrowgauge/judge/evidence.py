@@ -152,7 +152,7 @@ def _newest_whole(claim: Claim, looked: Sequence[Looked]) -> _Agreeing | None:
     """What agrees with the newest record that has rows, or with the newest that has enough of every
     selection together with what agrees with it, or some of every one; `looked` is by age. A row
     counts here also where it may not be used: what went wrong since is not passed over for what was
-    right before."""
+    right before. One that was cut off does not: nothing went wrong with it."""
     first: _Agreeing | None = None
     whole: _Agreeing | None = None
     seen: set[str] = set()

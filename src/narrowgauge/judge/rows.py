@@ -36,7 +36,8 @@ class Looked:
     """What one record says of a claim: rows by selection, and what was left out of it.
 
     `lost` and `attempted` are settings; `spoiled` are the labels of selections with rows that may
-    not be used, `tried` how many rows each selection has, whether or not they may be.
+    not be used, `tried` how many rows each selection has that came to their end, whether or not
+    they may be.
     """
 
     record: Record
@@ -91,7 +92,8 @@ def _side(
             continue  # of another kind of row in the same experiment
         elsewhere = _not_asked(row, selection, values)
         why = elsewhere or _why_not(record, row, selection, values)
-        looked.tried[str(selection)] += not elsewhere
+        cut_off = row.status in (Status.INTERRUPTED, Status.UNFINISHED)
+        looked.tried[str(selection)] += not (elsewhere or cut_off)
         if not why:
             rows.append(Measured(record.run_id, row))
             continue
@@ -103,7 +105,7 @@ def _side(
             looked.skipped = looked.skipped or why
         elif not row.validity.valid or row.status is not Status.COMPLETE:
             looked.invalid += 1
-            looked.cut_off += row.status in (Status.INTERRUPTED, Status.UNFINISHED)
+            looked.cut_off += cut_off
             looked.lost.add(key_of(row, named))
             looked.spoiled.add(str(selection))
     return rows
