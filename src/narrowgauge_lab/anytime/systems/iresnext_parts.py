@@ -29,7 +29,6 @@ GROUPS = 8
 #: Channels of the residual stream in the three stages, and of one branch, at width 1.
 _STREAMS = (64, 128, 256)
 _BRANCHES = (4, 8, 16)
-# unverified: grouped convolutions filled up | no GPU since | grouped_memory.py --filled on one
 #: Filters that cuDNN's kernels for grouped convolutions take at once; a branch's width divides it.
 _FILTERS_AT_ONCE = 16
 
