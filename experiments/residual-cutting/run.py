@@ -61,7 +61,7 @@ def run(ctx: RowContext) -> None:
     if not _trained(ctx, net, splits):
         return
     mode = precision.enter(parameters["precision"], ctx.device)
-    variants = Variants(ctx, splits, mode)
+    variants = Variants(ctx, net, splits, mode)
     whole = record_whole(ctx, variants, net)
     record_highest_links(ctx, variants, net)
     if cuts:

@@ -123,8 +123,11 @@ def _figures(found: Outcome) -> List[Tuple[str, float, str, str]]:
         ("accuracy_anew", found.anew, "%", "computed"),
         ("accuracy_tuned", found.tuned, "%", "computed"),
         ("macs", found.macs, "MAC", "computed"),
-        ("latency", found.latency, "s", found.clock),
     ]
+    if found.clocked is not None:
+        clock = found.clocked.clock
+        every.append(("latency", found.clocked.seconds, "s", clock))
+        every.append(("speedup", found.clocked.speedup, "1", clock))
     return [each for each in every if each[1] is not None]
 
 

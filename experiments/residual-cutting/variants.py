@@ -19,25 +19,33 @@ from narrowgauge_lab.evalmode import in_eval_mode
 from narrowgauge_lab.evaluation import Evaluation, evaluate
 from narrowgauge_lab.fine_tuning import fine_tune
 from narrowgauge_lab.measure.cost import count
-from narrowgauge_lab.measure.timing import TimingPlan, measure_time
+from narrowgauge_lab.measure.timing import Call, TimingPlan, interleave
 from narrowgauge_lab.precision import Mode
 
 _TEST_BATCH = 500
-#: Of one variant. A table has a hundred of them, and figures are medians of samples of few images.
-_TIMING = TimingPlan(interval=0.02, limit_s=1.0, warm_up_limit_s=1.0)
+#: Of one variant, in turns with the whole network. A table has a hundred of them.
+_TIMING, _PAIRS = TimingPlan(limit_s=2.0, warm_up_limit_s=0.5), 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Clocked:
+    """`seconds` of one image, the median, by `clock`; `speedup`: the whole network's over these,
+    the median of pairs that were taken in turns."""
+
+    seconds: float
+    speedup: float
+    clock: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Accuracies in percent of the test images; None: not asked for. `macs`: of one image;
-    `latency`: seconds of one image, the median, by `clock`."""
+    """Accuracies in percent of the test images; None: not asked for. `macs`: of one image."""
 
     accuracy: float
     anew: Optional[float]
     tuned: Optional[float]
     macs: int
-    latency: Optional[float]
-    clock: str = ""
+    clocked: Optional[Clocked]
 
     def lost(self, whole: Outcome) -> Tuple[Tuple[str, float], ...]:
         """Points of accuracy that this cut costs: the ending of the treatment's metrics, and the
@@ -55,9 +63,10 @@ class Outcome:
 
 
 class Variants:
-    """Judges variants of one trained network by the row's parameters."""
+    """Judges variants of one trained network, `whole`, by the row's parameters."""
 
-    def __init__(self, ctx: RowContext, splits: Splits, mode: Mode) -> None:
+    def __init__(self, ctx: RowContext, whole: nn.Module, splits: Splits, mode: Mode) -> None:
+        self._whole = whole
         self.splits = splits
         self.mode = mode
         self._ctx = ctx
@@ -66,11 +75,11 @@ class Variants:
 
     def judge(self, net: nn.Module) -> Outcome:
         """All that the row asks of `net`, which afterwards has new statistics or weights."""
-        macs, (latency, clock) = self.macs(net), self.latency(net)
+        macs, clocked = self.macs(net), self.clocked(net)
         accuracy = self.on(self.splits.test, net).accuracy
         anew = self.on(self.splits.test, net).accuracy if self.settle(net) else None
         tuned = self.on(self.splits.test, net).accuracy if self.tune(net) else None
-        return Outcome(accuracy, anew, tuned, macs, latency, clock)
+        return Outcome(accuracy, anew, tuned, macs, clocked)
 
     def on(self, feed: Feed, net: nn.Module) -> Evaluation:
         """`net` in eval mode on a feed."""
@@ -114,17 +123,24 @@ class Variants:
         """Multiply-accumulates of one image, of what runs."""
         return count(net, self._image).macs
 
-    def latency(self, net: nn.Module) -> Tuple[Optional[float], str]:
-        """Seconds of one image and the clock that they are of; None where the row does not ask for
+    def clocked(self, net: nn.Module) -> Optional[Clocked]:
+        """`net` beside the whole network, one image at a time; None where the row does not ask for
         it."""
         if not self._parameters["latency"]:
-            return None, ""
+            return None
+        with in_eval_mode(net), in_eval_mode(self._whole), torch_compat.inference_mode():
+            one, whole = self._answering(net), self._answering(self._whole)
+            compared = interleave(one, whole, self.mode.device, _TIMING, _PAIRS)
+        return Clocked(
+            statistics.median(compared.first.seconds),
+            statistics.median(compared.ratios),
+            compared.first.source,
+        )
 
+    def _answering(self, net: nn.Module) -> Call:
         def call() -> torch.Tensor:
             with self.mode.autocast():
                 answer: torch.Tensor = net(self._image)
             return answer
 
-        with in_eval_mode(net), torch_compat.inference_mode():
-            samples = measure_time(call, self.mode.device, _TIMING)
-        return statistics.median(samples.seconds), samples.source
+        return call

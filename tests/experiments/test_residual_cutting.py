@@ -176,6 +176,29 @@ def test_saved_weights_are_cut_without_training(whole_row: Any, tmp_path: Path) 
         ROWS.run(tmp_path / "other", "depth=34", asked)
 
 
+def test_each_cut_is_timed_in_turns_with_the_whole_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: List[Tuple[torch.Tensor, torch.Tensor]] = []
+
+    def in_turns(first: Any, second: Any, *_given: Any) -> Any:
+        answers.append((first(), second()))
+        one = types.SimpleNamespace(seconds=(2.0, 4.0, 3.0), source="monotonic")
+        return types.SimpleNamespace(first=one, ratios=(1.5, 1.25, 1.0))
+
+    monkeypatch.setattr(ROWS.module("variants"), "interleave", in_turns)
+    row = ROWS.run(tmp_path, "latency=true", "recalibration=0", "modes=no_residual")
+
+    (whole, beside), *cuts = answers
+    assert torch.equal(whole, beside)
+    assert all(torch.equal(other, whole) for _, other in cuts)
+    assert not any(torch.equal(one, whole) for one, _ in cuts)
+    blocks = len(row.facts["blocks"])
+    for name, count in (("full", 1), ("highest_link", 1), ("no_residual", blocks)):
+        assert _values(row, f"{name}_latency") == (3.0,) * count
+        assert _values(row, f"{name}_speedup") == (1.25,) * count
+
+
 def test_the_twin_of_stochastic_depth_is_cut_as_a_plain_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
