@@ -56,7 +56,11 @@ SERVED = {
             "pyramid-over-plain-own", "pyramid-over-plain-trunk",
             "equal-cost-own", "equal-cost-trunk",  # counted, whatever a row is trained for
         },
-        "fundamentals": {"convolution-98"},
+        "fundamentals": {
+            "quadratic-95", "overfitting-82", "l2-87", "two-hidden-layers", "three-hidden-layers",
+            "four-hidden-layers", "convolution-98", "scaled-weights-end-alike", "l2-helps",
+            "l1-helps", "dropout-helps",
+        },
     },
     "plans": {
         "resnet": {
