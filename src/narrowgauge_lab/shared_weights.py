@@ -17,6 +17,7 @@ from narrowgauge_contract.hashing import sha256_file
 from narrowgauge_lab import checkpoint, torch_compat
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.errors import DataCorruptError, DataUnavailableError
+from narrowgauge_lab.networks.state_files import first_reason
 
 __all__ = ["asked_file", "load_weights", "trained_weights"]
 
@@ -97,14 +98,6 @@ def load_weights(model: nn.Module, path: Path) -> None:
     except Exception as error:  # torch's unpickling raises of everything
         raise DataCorruptError(
             f"{path} does not hold weights of this {type(model).__name__}",
-            why=_first_reason(error),
+            why=first_reason(error),
             next_step="give the state dict of the same network, as torch.save writes it",
         ) from error
-
-
-def _first_reason(error: Exception, most: int = 300) -> str:
-    """One line of what torch says: its heading, and what comes below that where it ends in a colon,
-    such as the tensors that are missing."""
-    lines = (str(error).strip() or repr(error)).splitlines()
-    text = " ".join(line.strip() for line in lines[: 2 if lines[0].endswith(":") else 1])
-    return text if len(text) <= most else f"{text[:most]} …"

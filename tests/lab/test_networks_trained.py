@@ -119,6 +119,14 @@ def test_weights_of_another_network_are_refused(keras: _Keras, wrong: str) -> No
         load_trained(nn.Identity(), "resnet50-v1", files)
 
 
+def test_what_does_not_fit_the_network_is_named(keras: _Keras) -> None:
+    with pytest.raises(DataCorruptError, match="not those of resnet50-v1") as caught:
+        load_trained(nn.Identity(), "resnet50-v1", keras.files())
+
+    heading = "Error(s) in loading state_dict for Identity: Unexpected key(s) in state_dict: "
+    assert caught.value.why.startswith(heading)
+
+
 def _no_files(name: str) -> Dict[str, np.ndarray]:
     raise AssertionError(f"{name} was read")
 

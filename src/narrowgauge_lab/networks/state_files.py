@@ -11,7 +11,7 @@ from torch import nn
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.errors import DataCorruptError, DataUnavailableError
 
-__all__ = ["checked_state", "load_state_file", "read_state"]
+__all__ = ["checked_state", "first_reason", "load_state_file", "read_state"]
 
 #: What a batch normalisation counts and never uses in eval mode; files from before torch 0.4.1 have
 #: none of it.
@@ -87,6 +87,13 @@ def _renamed(name: str, wanted: Dict[str, torch.Tensor]) -> str:
             if candidate in wanted:
                 return candidate
     return name
+
+
+def first_reason(error: Exception) -> str:
+    """One line of what torch says of a state dict: its heading, and what comes below that where it
+    ends in a colon, such as the tensors that are missing."""
+    lines = (str(error).strip() or repr(error)).splitlines()
+    return _shortened(" ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")]))
 
 
 def _shortened(text: str, most: int = 300) -> str:

@@ -19,6 +19,7 @@ from torch import nn
 from narrowgauge_contract.datasets import data_set
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.errors import DataCorruptError
+from narrowgauge_lab.networks.state_files import first_reason
 
 __all__ = ["IMAGES", "TRAINED", "Labelled", "Trained", "labelled_images", "load_trained"]
 
@@ -58,7 +59,7 @@ def load_trained(model: nn.Module, name: str, files: Files) -> None:
     except (KeyError, ValueError, RuntimeError) as error:
         raise DataCorruptError(
             f"the weights of {trained.set_name} are not those of {name}",
-            why=str(error).strip().splitlines()[0],
+            why=first_reason(error),
             next_step=f"fetch the data set {trained.set_name} again",
         ) from error
 
