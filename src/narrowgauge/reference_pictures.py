@@ -16,10 +16,10 @@ from narrowgauge.noise import Floors
 from narrowgauge.store import RunFolder
 from narrowgauge_contract.record import Record
 
-__all__ = ["PICTURES", "find_pictures", "keep_pictures"]
+__all__ = ["find_pictures", "keep_pictures"]
 
 #: Beside an experiment's page.
-PICTURES = "pictures"
+_PICTURES = "pictures"
 #: The form that is kept where a name has none.
 _FORM = ".svg"
 
@@ -44,11 +44,11 @@ def find_pictures(folder: RunFolder, names: Sequence[str], floors: Floors) -> li
 def keep_pictures(found: Sequence[Path], record: Record, experiments: Path) -> list[str]:
     """Copy the pictures of a run to `experiments`/ID/pictures; for each the line of Markdown that
     shows it on that experiment's page. Raises ResultsUnwritable."""
-    into = experiments / record.experiment / PICTURES
+    into = experiments / record.experiment / _PICTURES
     try:
         into.mkdir(exist_ok=True)
         for path in found:
             shutil.copyfile(path, into / path.name)
     except OSError as error:
         raise results_unwritable(into, error.strerror or str(error)) from error
-    return [f"![{path.stem} of {record.run_id}]({PICTURES}/{path.name})" for path in found]
+    return [f"![{path.stem} of {record.run_id}]({_PICTURES}/{path.name})" for path in found]

@@ -104,9 +104,7 @@ def _drawn(
     again = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS[1:] + MARKERS[:1]), strict=False)
     every = [*itertools.islice(looks, len(COLOURS)), *itertools.islice(again, len(COLOURS))]
     named = list(zip(drawn, every, strict=False))
-    colours: dict[str, str] = {}
-    for each, (colour, _) in named:
-        colours.setdefault(each.family.rows[0].experiment, colour)
+    colours = {e.family.rows[0].experiment: colour for e, (colour, _) in reversed(named)}
     others = [found.families[place] for place in sorted(order[_MOST_NAMED:])]
     return named, [(e, colours.get(e.family.rows[0].experiment, _OTHER)) for e in others]
 
@@ -114,10 +112,15 @@ def _drawn(
 def _thin(panel: Axes, curves: Sequence[tuple[Curve, str]], scale: float) -> None:
     """Families without a name: steps alone, behind the others, and a dot at each exit."""
     for curve, colour in curves:
-        costs = [scale * cost for cost in curve.costs]
-        heights = [100 * found.value for found in curve.accuracies]
+        costs, heights = _exits(curve, scale)
         panel.step(costs, heights, where="post", color=colour, linewidth=0.7, alpha=0.55, zorder=1)
         panel.plot(costs, heights, ".", color=colour, markersize=3, alpha=0.55, zorder=1)
+
+
+def _exits(curve: Curve, scale: float) -> tuple[list[float], list[float]]:
+    """Costs and accuracies of a family's exits, as the axes have them."""
+    costs = [scale * cost for cost in curve.costs]
+    return costs, [100 * found.value for found in curve.accuracies]
 
 
 def _picture(found: Scoring, title: str) -> tuple[Figure, Axes]:
@@ -135,8 +138,7 @@ def _lines(panel: Axes, drawn: Sequence[tuple[str, Curve, _Look]], scale: float)
     """Steps from exit to exit, an interval at each, and the name at the last."""
     ends = []
     for label, curve, (colour, marker) in drawn:
-        costs = [scale * cost for cost in curve.costs]
-        heights = [100 * found.value for found in curve.accuracies]
+        costs, heights = _exits(curve, scale)
         panel.step(costs, heights, where="post", color=colour, linewidth=1.6, zorder=3)
         whiskers = [
             [100 * max(0.0, found.value - found.low) for found in curve.accuracies],
