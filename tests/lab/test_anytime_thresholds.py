@@ -125,6 +125,19 @@ def test_geometric_shares_fall_and_grow_with_the_factor() -> None:
     assert last[-1] > 2 * last[0]
 
 
+@pytest.mark.parametrize("kind", ["entropy", "entropy-normalised", "max-probability", "margin"])
+@pytest.mark.parametrize("method", ["grid", "knapsack"])
+def test_no_sample_leaves_exits_that_are_sure_and_wrong(kind: str, method: str) -> None:
+    """As branches that know their training images by heart: any threshold above 0 lets some go."""
+    data = made()
+    told = data.logits.clone()
+    told[:-1] = 0.0
+    told[:-1, torch.arange(len(data.labels)), (data.labels + 1) % 5] = 200.0
+    point = choose(fit(ValidationLogits("validation", told, data.labels), COSTS, kind, method))
+    assert point.shares == (0.0, 0.0, 1.0)
+    assert point.accuracy == pytest.approx(100.0 * float(data.right[-1].double().mean()))
+
+
 def test_patience_is_a_grid_of_counts() -> None:
     points = fit(made(exits=3), COSTS, "patience", "grid")
     assert {point.policy for point in points} <= {"patience:1", "patience:2"}

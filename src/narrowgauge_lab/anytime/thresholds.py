@@ -1,6 +1,7 @@
 """Thresholds of a policy, fitted on a validation split, and what they come to on a split.
 
-Three ways: a `grid` of the values that the papers swept; `geometric`, where the share of samples
+Three ways: a `grid` of the values that the papers swept, of smaller entropies and of the threshold
+that nobody meets, for exits that are sure and wrong; `geometric`, where the share of samples
 that leave falls or grows by a constant factor from exit to exit (MSDNet's protocol, Huang et al.
 2018, arXiv 1703.09844); and `knapsack`, the thresholds of the largest accuracy for the mean cost,
 by Lagrange multipliers and an exact search along each exit in turn.
@@ -48,11 +49,13 @@ __all__ = [
 
 METHODS = ("grid", "geometric", "knapsack")
 
-#: BranchyNet's for nats (`branchynet/utils.py`), DDNN's for shares of the largest entropy.
+#: BranchyNet's for nats (`branchynet/utils.py`, from 1e-4 on), DDNN's for shares of the largest
+#: entropy. A branch that knows its training images by heart is sure of others too: by the first one
+#: of B-ResNet-110 59 % of the test images are below 1e-4 nat, and it is right for 56 % of all.
 _GRIDS: Dict[str, Tuple[float, ...]] = {
     "entropy": (
-        1e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.0, 3.0, 5.0,
-        10.0,
+        1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5,
+        0.75, 1.0, 2.0, 3.0, 5.0, 10.0,
     ),
     "entropy-normalised": (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
     "max-probability": (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99, 0.999, 0.9999),
@@ -224,11 +227,18 @@ def choose(points: Sequence[OperatingPoint], lose: float = 0.0) -> OperatingPoin
 
 
 def _grid(kind: str, exits: int) -> List[Policy]:
-    values = _GRIDS[kind]
+    rule = parse(f"{kind}:0")
+    assert isinstance(rule, Threshold)
+    values = (*_GRIDS[kind], _nobody(rule.below))
     if exits - 1 > _PRODUCT_EXITS:
         return [parse(f"{kind}:{value!r}", exits) for value in values]
     every = itertools.product(values, repeat=max(exits - 1, 1))
     return [parse(f"{kind}:{','.join(map(repr, each))}", exits) for each in every]
+
+
+def _nobody(below: bool) -> float:
+    """The threshold that no sample meets."""
+    return 0.0 if below else math.inf
 
 
 def _geometric(rule: Threshold, data: LabelledLogits, costs: ExitCosts) -> List[Policy]:
@@ -276,7 +286,7 @@ def _knapsack(rule: Threshold, data: LabelledLogits, costs: ExitCosts) -> List[P
     found: List[Policy] = []
     for price in _PRICES:
         worth = right - price * spent / whole
-        thresholds = [0.0 if rule.below else math.inf] * (worth.shape[0] - 1)
+        thresholds = [_nobody(rule.below)] * (worth.shape[0] - 1)
         for _ in range(_ROUNDS):
             before = list(thresholds)
             for number in range(len(thresholds)):
@@ -315,7 +325,7 @@ def _of_first(values: np.ndarray, count: int, below: bool) -> float:
     """A threshold by which the `count` most confident leave, and whoever is as sure as the last."""
     ordered = np.sort(values) if below else -np.sort(-values)
     if count <= 0:
-        return 0.0 if below else math.inf
+        return _nobody(below)
     if not below:
         return float(ordered[min(count, len(ordered)) - 1]) if len(ordered) else math.inf
     # Strictly below: the next value that differs.
