@@ -32,7 +32,8 @@ def run(ctx: RowContext) -> None:
     require_fitting(ctx)
     peer.require(parameters)
     data = ctx.asked_data(**_SYNTHETIC)
-    splits = splits_of(ctx, data, Augmentation(padding=4, flip=True))
+    last = parameters["layout"] == "nhwc"
+    splits = splits_of(ctx, data, Augmentation(padding=4, flip=True), channels_last=last)
     training.seed_everything(ctx.seed)
     resumed = ctx.checkpoints.resume and any(ctx.checkpoints.folder.rglob("checkpoint-*.pt"))
     began = time.monotonic()

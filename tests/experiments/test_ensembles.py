@@ -69,6 +69,27 @@ def test_members_become_a_cumulative_ladder(tmp_path: Path, method: str) -> None
     assert _values(row, "training_seconds")[0] > 0
 
 
+@pytest.mark.parametrize("method", ["bagging", "boosting"])
+def test_members_learn_the_same_in_either_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    members, seen = ROWS.module("members"), set()
+    forward = members.LeNet5.forward
+
+    def looked_at(self: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        seen.add(images.is_contiguous(memory_format=torch.channels_last))
+        return forward(self, images)
+
+    monkeypatch.setattr(members.LeNet5, "forward", looked_at)
+    logits = []
+    for layout in ("nchw", "nhwc"):
+        seen.clear()
+        ROWS.run(tmp_path / layout, f"method={method}", f"layout={layout}", "members=2")
+        assert seen == {layout == "nhwc"}
+        logits.append(_answers(tmp_path / layout).test.logits)
+    np.testing.assert_allclose(logits[1], logits[0], rtol=1e-3, atol=1e-3)
+
+
 def test_fusion_trains_all_members_as_one(tmp_path: Path) -> None:
     row = ROWS.run(tmp_path, "method=fusion")
 
