@@ -10,13 +10,14 @@ from torch import nn
 
 from narrowgauge_lab.anytime.gradients import Weighted
 from narrowgauge_lab.anytime.objective import Losses, Objective
+from narrowgauge_lab.compiling import PartByPart
 
 from .members import combine
 
 __all__ = ["Boosted", "Residual"]
 
 
-class Boosted(nn.Module):
+class Boosted(PartByPart):
     """The members so far with a new one, which alone is trained: gives their sum."""
 
     def __init__(
@@ -35,10 +36,14 @@ class Boosted(nn.Module):
         if not self.before:
             return images.new_zeros((len(images), self.classes))
         with torch.no_grad():
-            return combine([each(images) for each in self.before], "sum", self.shrinkage)
+            return combine([self.ask(each, images) for each in self.before], "sum", self.shrinkage)
+
+    def new(self, images: torch.Tensor) -> torch.Tensor:
+        """What the new member says, float32 [B, classes]."""
+        return self.ask(self.member, images).float()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.so_far(images) + self.shrinkage * self.member(images).float()
+        return self.so_far(images) + self.shrinkage * self.new(images)
 
 
 class Residual(Objective):
@@ -63,6 +68,6 @@ class Residual(Objective):
         before = model.so_far(images).float()
         with torch.no_grad():
             target = F.one_hot(labels, model.classes) - F.softmax(before, 1)
-        said = model.member(images).float()
+        said = model.new(images)
         loss = (said - target).pow(2).sum(1).mean()
         return Losses((loss,), before + model.shrinkage * said)

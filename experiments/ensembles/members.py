@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError
+from narrowgauge_lab.compiling import PartByPart
 from narrowgauge_lab.networks.cifar_resnet import cifar_resnet
 
 __all__ = ["COMBINED", "Joined", "LeNet5", "combine", "make_member"]
@@ -67,7 +68,7 @@ def combine(answers: Sequence[torch.Tensor], how: str, shrinkage: float = 1.0) -
     return stacked.mean(0) if how == "mean" else shrinkage * stacked.sum(0)
 
 
-class Joined(nn.Module):
+class Joined(PartByPart):
     """Some members as one network, with the answer of `combine`."""
 
     def __init__(self, members: Sequence[nn.Module], how: str, shrinkage: float = 1.0) -> None:
@@ -76,7 +77,7 @@ class Joined(nn.Module):
         self.how, self.shrinkage = how, shrinkage
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        answers: List[torch.Tensor] = [member(images) for member in self.members]
+        answers: List[torch.Tensor] = [self.ask(member, images) for member in self.members]
         return combine(answers, self.how, self.shrinkage)
 
 

@@ -43,10 +43,12 @@ def require(parameters: Mapping[str, Any]) -> None:
             why="it draws from a data loader that reads files, and images are on the device here",
             next_step="-p implementation=own",
         )
-    if parameters["precision"] != "fp32" or parameters["diverged"] == "exclude":
+    other = parameters["precision"] != "fp32" or parameters["compile"]
+    if other or parameters["diverged"] == "exclude":
         raise BadValueError(
-            "torchensemble trains in fp32 and leaves no member out",
-            next_step="-p precision=fp32 -p diverged=stop, or -p implementation=own",
+            "torchensemble trains in fp32, compiles nothing and leaves no member out",
+            next_step="-p precision=fp32 -p compile=false -p diverged=stop, or "
+            "-p implementation=own",
         )
     if method == "snapshot" and parameters["epochs"] // parameters["members"] <= _SHORT_CYCLE:
         raise BadValueError(

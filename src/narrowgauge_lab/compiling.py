@@ -8,16 +8,19 @@ step (`graphs`).
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Iterator, Optional
+import functools
+from typing import Any, Callable, Dict, Iterator, Optional
 
 import torch
+from torch import nn
 
 from narrowgauge_contract.errors import ExitCode, NarrowgaugeError, SkippedError, UsageError
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.context import RowContext
 
 __all__ = [
-    "CompileError", "Forward", "compiled_or_say", "require_compilable", "require_compiler",
+    "CompileError", "Forward", "PartByPart", "compiled_or_say", "require_compilable",
+    "require_compiler",
 ]  # fmt: skip
 
 #: Where what the compiler raises is defined.
@@ -52,25 +55,62 @@ def require_compilable(ctx: RowContext, placed: bool) -> None:
     ctx.fact("compiled", "torch.compile, inductor: full batches")
 
 
+class PartByPart(nn.Module):
+    """A network that asks several of one class in a step. torch.compile gets these one by one: what
+    it makes of one serves all, where of the whole there would be kernels for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._compiles = False
+        self._made: Dict[int, Callable[..., Any]] = {}
+
+    def ask(self, part: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        """What a part says, which has to stay as long as this network."""
+        call: Callable[..., torch.Tensor] = part
+        if self._compiles:
+            if id(part) not in self._made:
+                self._made[id(part)] = torch_compat.compiled(part, "default", whole=True)
+            call = self._made[id(part)]
+        return call(images)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """A block in which parts are compiled."""
+        self._compiles = True
+        try:
+            yield
+        finally:
+            self._compiles = False
+
+
 class Forward:
-    """A forward pass, `call` of images [B, …] and what else it takes: compiled for batches of
-    `batch` images where `compiles`.
+    """A forward pass of `model`, `call` of images [B, …] and what else it takes: compiled for
+    batches of `batch` images where `compiles`.
 
     A batch of another size, such as the last of an epoch, runs uncompiled: it would take a minute
     to compile for itself. What can be compiled only in parts is refused (`compiled_or_say`).
     """
 
-    def __init__(self, call: Callable[..., Any], batch: int, compiles: bool) -> None:
+    def __init__(
+        self, model: nn.Module, call: Callable[..., Any], batch: int, compiles: bool
+    ) -> None:
         self._call = call
         self._batch = batch
         self._compiled: Optional[Callable[..., Any]] = None
-        if compiles:
+        if compiles and isinstance(model, PartByPart):
+            self._compiled = functools.partial(_by_parts, model, call)
+        elif compiles:
             self._compiled = torch_compat.compiled(call, "default", whole=True)
 
     def __call__(self, images: torch.Tensor, *more: Any) -> Any:
         if self._compiled is None or images.shape[0] != self._batch:
             return self._call(images, *more)
         return self._compiled(images, *more)
+
+
+def _by_parts(model: PartByPart, call: Callable[..., Any], *given: Any) -> Any:
+    with model.compiling():
+        return call(*given)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from narrowgauge_contract.claims import load_claims
 from narrowgauge_contract.errors import NotApplicableError, UsageError
 from narrowgauge_contract.events import EVENTS_FILE, EventKind, EventLog, read_events
 from narrowgauge_contract.outcome import Fold, Row
-from narrowgauge_lab import tf32_flags
+from narrowgauge_lab import tf32_flags, torch_compat
 from narrowgauge_lab.anytime.feeds import make_splits
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.data import synthetic_data
@@ -88,6 +88,41 @@ def test_members_learn_the_same_in_either_layout(
         assert seen == {layout == "nhwc"}
         logits.append(_answers(tmp_path / layout).test.logits)
     np.testing.assert_allclose(logits[1], logits[0], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["voting", "fusion", "boosting"])
+def test_what_is_compiled_of_one_member_serves_all_and_learns_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """In whole graphs, of which there are as many for three members as for two; here without making
+    kernels of them."""
+    dynamo = pytest.importorskip("torch._dynamo")
+    graphs: List[Any] = []
+
+    def kept(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def compiled(call: Any, mode: str, *, whole: bool = False) -> Any:
+        return torch.compile(call, backend=kept, dynamic=False, fullgraph=whole)
+
+    monkeypatch.setattr(torch_compat, "compiled", compiled)
+    counts = []
+    for members in (2, 3):
+        dynamo.reset()
+        graphs.clear()
+        out = tmp_path / f"{members}"
+        row = ROWS.run(out, f"method={method}", "compile=true", f"members={members}", "epochs=2")
+        stage = "fusion" if method == "fusion" else "member1"
+        assert row.facts[f"{stage}_compiled"] == "torch.compile, inductor: full batches"
+        counts.append(len(graphs))
+    # Of boosting one more, of members that are frozen and learn no more.
+    assert counts[0] == counts[1] <= (2 if method == "boosting" else 1)
+    assert counts[0] > 0
+
+    ROWS.run(tmp_path / "plain", f"method={method}", "epochs=2")
+    found, plain = (_answers(tmp_path / each).test.logits for each in ("3", "plain"))
+    np.testing.assert_allclose(found, plain, rtol=1e-3, atol=1e-3)
 
 
 def test_fusion_trains_all_members_as_one(tmp_path: Path) -> None:
@@ -280,6 +315,7 @@ def test_fusion_that_diverges_says_that_it_was_all_of_them(
         (("method=voting", "shrinkage=0.5"), "shrinkage=0.5 does nothing"),
         (("method=bagging", "implementation=torchensemble"), "not run by torchensemble"),
         (("implementation=torchensemble", "diverged=exclude"), "leaves no member out"),
+        (("implementation=torchensemble", "compile=true"), "compiles nothing"),
         (("method=snapshot", "epochs=6", "implementation=torchensemble"), "cycles of 2 epochs"),
         (("width=0.05",), "leaves no channel"),
         (("validation=600",), "600 images for validation"),

@@ -213,4 +213,4 @@ def test_without_a_compiler_the_row_is_skipped(
 def test_uncompiled_every_batch_goes_through_the_model() -> None:
     model = torch.nn.Linear(2, 3)
     images = torch.ones(4, 2)
-    assert torch.equal(Forward(model, 4, compiles=False)(images), model(images))
+    assert torch.equal(Forward(model, model, 4, compiles=False)(images), model(images))
