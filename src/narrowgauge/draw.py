@@ -37,7 +37,7 @@ from narrowgauge_contract.spec import parse_spec
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw_run"]
+__all__ = ["draw_run", "draw_what_is_whole"]
 
 #: One matrix per configuration; more than these are no picture any more.
 _MOST_MATRICES = 8
@@ -51,6 +51,17 @@ def draw_run(folder: RunFolder, floors: Floors) -> list[Path]:
     Raises DamagedRecordError where the record or a side file is damaged: after everything else is
     drawn, and with nothing drawn from what is damaged.
     """
+    made, problems = draw_what_is_whole(folder, floors)
+    if problems:
+        raise problems[0]
+    return made
+
+
+def draw_what_is_whole(
+    folder: RunFolder, floors: Floors
+) -> tuple[list[Path], list[DamagedRecordError]]:
+    """As `draw_run`, and what keeps the other pictures from being drawn. Raises DamagedRecordError
+    where the record itself is damaged."""
     record = folder.record()
     folder.derived.mkdir(exist_ok=True)
     made = write_tables(record, folder.derived, floors)
@@ -65,9 +76,7 @@ def draw_run(folder: RunFolder, floors: Floors) -> list[Path]:
             made += write_pictures(each, folder.derived)
         except DamagedRecordError as problem:
             problems.append(problem)
-    if problems:
-        raise problems[0]
-    return made
+    return made, problems
 
 
 _Pictures = Iterator[tuple[str, "Figure"]]

@@ -154,6 +154,27 @@ class TestResults:
         kept = {path.name: path.read_bytes() for path in (page / "pictures").iterdir()}
         assert kept == {n: (derived / n).read_bytes() for n in ("speed.svg", "loss.png")}
 
+    def test_a_record_without_its_side_files_keeps_the_pictures_of_its_metrics(
+        self, results: Path, tmp_path: Path
+    ) -> None:
+        project = tmp_path / "project"
+        page = project / "experiments" / "toy"
+        page.mkdir(parents=True)
+        (project / TARGETS_FILE).parent.mkdir()
+        (project / TARGETS_FILE).touch()
+        words = ["results", "export", ONE, "--results", results, "--project", project]
+        gone = list((results / "toy" / ONE).rglob("confusion.json"))
+        assert gone
+        for path in gone:
+            path.unlink()
+
+        code, said = _run(*words, "--reference", "--picture", "confusion-precision-fp32")
+        assert code == 24
+        assert "row-0/confusion.json is missing" in said
+        assert not list(page.iterdir())
+        assert _run(*words, "--reference", "--picture", "loss")[0] == 0
+        assert (page / "pictures" / "loss.svg").is_file()
+
     def test_pictures_go_with_a_reference_alone(self, results: Path, tmp_path: Path) -> None:
         out = tmp_path / "copy.json"
         words = ["--results", results, "--out", out, "--picture", "loss"]
