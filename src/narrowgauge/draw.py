@@ -52,30 +52,30 @@ def draw_run(folder: RunFolder, floors: Floors) -> list[Path]:
     drawn, and with nothing drawn from what is damaged.
     """
     made, problems = draw_what_is_whole(folder, floors)
-    if problems:
-        raise problems[0]
+    for problem in problems.values():
+        raise problem
     return made
 
 
 def draw_what_is_whole(
     folder: RunFolder, floors: Floors
-) -> tuple[list[Path], list[DamagedRecordError]]:
-    """As `draw_run`, and what keeps the other pictures from being drawn. Raises DamagedRecordError
-    where the record itself is damaged."""
+) -> tuple[list[Path], dict[str, DamagedRecordError]]:
+    """As `draw_run`, and by the names of drawings what keeps them from being drawn. Raises
+    DamagedRecordError where the record itself is damaged."""
     record = folder.record()
     folder.derived.mkdir(exist_ok=True)
     made = write_tables(record, folder.derived, floors)
-    problems: list[DamagedRecordError] = []
-    pictures = [span_pictures(record, folder)] if has_traces(record) else []
+    problems: dict[str, DamagedRecordError] = {}
+    pictures = {"spans": span_pictures(record, folder)} if has_traces(record) else {}
     if record.valid_rows():
         drawings = parse_spec(record.spec, where=f"the record of {record.run_id}").drawings
         made += [path for each in drawings for path in _write_ladder(each, record, folder, floors)]
-        pictures += [_paint(drawing, record, folder, floors) for drawing in drawings]
-    for each in pictures:
+        pictures.update((each.name, _paint(each, record, folder, floors)) for each in drawings)
+    for name, each in pictures.items():
         try:
             made += write_pictures(each, folder.derived)
         except DamagedRecordError as problem:
-            problems.append(problem)
+            problems[name] = problem
     return made, problems
 
 

@@ -27,17 +27,19 @@ _FORM = ".svg"
 def find_pictures(folder: RunFolder, names: Sequence[str], floors: Floors) -> list[Path]:
     """Draw a run, and find those of its pictures. A name is a file's in `derived`, as an SVG unless
     it says `.png`. Raises UsageError for a name that the run has no picture of, and
-    DamagedRecordError where that may be one that is drawn from a side file which is not there: a
-    run that was brought from elsewhere has its record alone."""
+    DamagedRecordError for one that is drawn from a side file which is damaged or not there: a run
+    that was brought from elsewhere has its record alone, and pictures of its metrics."""
     made, problems = draw_what_is_whole(folder, floors)
     drawn = {path.name: path for path in made}
     known = sorted(name.partition(".")[0] for name in drawn if name.endswith(_FORM))
     found = []
     for name in names:
         path = drawn.get(name if "." in name else f"{name}{_FORM}")
-        if path is None and problems:
-            raise problems[0]
         if path is None:
+            stem = name.partition(".")[0]
+            for drawing, problem in problems.items():
+                if stem == drawing or stem.startswith(f"{drawing}-"):
+                    raise problem
             raise UsageError(
                 f"{folder.record().run_id} has no picture '{name}'",
                 why=f"it has {', '.join(known)}" if known else "it has none",

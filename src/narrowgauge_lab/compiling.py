@@ -8,7 +8,6 @@ step (`graphs`).
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import Any, Callable, Dict, Iterator, Optional
 
 import torch
@@ -42,9 +41,41 @@ def require_compiler(what: str) -> None:
         )
 
 
-def require_compilable(ctx: RowContext, placed: bool) -> None:
-    """Note in the record that a training is compiled. Raises UsageError for one by a placement
-    plan, SkippedError without a compiler."""
+_Made = Dict[nn.Module, Callable[..., Any]]
+
+
+class PartByPart(nn.Module):
+    """A network that asks several of one class in a step. torch.compile gets these one by one, and
+    what is beside them runs as it is. What it makes of one serves all since torch 2.5, where of the
+    whole there would be kernels for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Within a compiled step, which owns them: what was made of the parts so far.
+        self._made: Optional[_Made] = None
+
+    def ask(self, part: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        """What a part says."""
+        call: Callable[..., torch.Tensor] = part
+        if self._made is not None:
+            if part not in self._made:
+                self._made[part] = torch_compat.compiled(part, "default", whole=True)
+            call = self._made[part]
+        return call(images)
+
+    @contextlib.contextmanager
+    def compiling(self, made: _Made) -> Iterator[None]:
+        """A block in which parts are compiled, and kept in `made`."""
+        self._made = made
+        try:
+            yield
+        finally:
+            self._made = None
+
+
+def require_compilable(ctx: RowContext, model: nn.Module, placed: bool) -> None:
+    """Note in the record that a training of `model` is compiled. Raises UsageError for one by a
+    placement plan, SkippedError without a compiler."""
     if placed:
         raise UsageError(
             "torch.compile does not go with this training",
@@ -52,65 +83,34 @@ def require_compilable(ctx: RowContext, placed: bool) -> None:
             next_step="-p compile=false",
         )
     require_compiler("-p compile=true")
-    ctx.fact("compiled", "torch.compile, inductor: full batches")
-
-
-class PartByPart(nn.Module):
-    """A network that asks several of one class in a step. torch.compile gets these one by one: what
-    it makes of one serves all, where of the whole there would be kernels for each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._compiles = False
-        self._made: Dict[int, Callable[..., Any]] = {}
-
-    def ask(self, part: nn.Module, images: torch.Tensor) -> torch.Tensor:
-        """What a part says, which has to stay as long as this network."""
-        call: Callable[..., torch.Tensor] = part
-        if self._compiles:
-            if id(part) not in self._made:
-                self._made[id(part)] = torch_compat.compiled(part, "default", whole=True)
-            call = self._made[id(part)]
-        return call(images)
-
-    @contextlib.contextmanager
-    def compiling(self) -> Iterator[None]:
-        """A block in which parts are compiled."""
-        self._compiles = True
-        try:
-            yield
-        finally:
-            self._compiles = False
+    parts = ", part by part" if isinstance(model, PartByPart) else ""
+    ctx.fact("compiled", f"torch.compile, inductor: full batches{parts}")
 
 
 class Forward:
-    """A forward pass of `model`, `call` of images [B, …] and what else it takes: compiled for
-    batches of `batch` images where `compiles`.
+    """A forward pass, `call` of images [B, …] and what else it takes: compiled for batches of
+    `batch` images where `compiles`, as a whole or, where `model` is PartByPart, by its parts.
 
     A batch of another size, such as the last of an epoch, runs uncompiled: it would take a minute
-    to compile for itself. What can be compiled only in parts is refused (`compiled_or_say`).
+    to compile for itself. What cannot be compiled as a whole is refused (`compiled_or_say`).
     """
 
     def __init__(
-        self, model: nn.Module, call: Callable[..., Any], batch: int, compiles: bool
+        self, call: Callable[..., Any], batch: int, compiles: bool, model: nn.Module
     ) -> None:
         self._call = call
-        self._batch = batch
-        self._compiled: Optional[Callable[..., Any]] = None
-        if compiles and isinstance(model, PartByPart):
-            self._compiled = functools.partial(_by_parts, model, call)
-        elif compiles:
+        self._batch = batch if compiles else -1
+        self._parts = model if isinstance(model, PartByPart) else None
+        self._made: _Made = {}
+        self._compiled = call
+        if compiles and self._parts is None:
             self._compiled = torch_compat.compiled(call, "default", whole=True)
 
     def __call__(self, images: torch.Tensor, *more: Any) -> Any:
-        if self._compiled is None or images.shape[0] != self._batch:
+        if images.shape[0] != self._batch:
             return self._call(images, *more)
-        return self._compiled(images, *more)
-
-
-def _by_parts(model: PartByPart, call: Callable[..., Any], *given: Any) -> Any:
-    with model.compiling():
-        return call(*given)
+        with contextlib.nullcontext() if self._parts is None else self._parts.compiling(self._made):
+            return self._compiled(images, *more)
 
 
 @contextlib.contextmanager

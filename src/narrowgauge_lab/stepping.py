@@ -61,7 +61,7 @@ class Stepper:
         compiles: bool = False,
     ) -> None:
         self.model = model
-        self._forward = Forward(model, model, batch_size, compiles)
+        self._forward = Forward(model, batch_size, compiles, model)
         self.optimizer = optimizer
         self.training_set = training_set
         self.mode = mode

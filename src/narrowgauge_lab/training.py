@@ -158,7 +158,7 @@ class Training:
     def _stepper(self) -> Stepper:
         recipe, objective = self.recipe, self.recipe.objective
         if recipe.compile:
-            require_compilable(self.ctx, self.placed is not None)
+            require_compilable(self.ctx, self.model, self.placed is not None)
         if objective is None:
             return Stepper(
                 self.model, self.optimizer, self.training_set, self.mode, self.group,

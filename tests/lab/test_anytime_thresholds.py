@@ -128,14 +128,35 @@ def test_geometric_shares_fall_and_grow_with_the_factor() -> None:
 @pytest.mark.parametrize("kind", ["entropy", "entropy-normalised", "max-probability", "margin"])
 @pytest.mark.parametrize("method", ["grid", "knapsack"])
 def test_no_sample_leaves_exits_that_are_sure_and_wrong(kind: str, method: str) -> None:
-    """As branches that know their training images by heart: any threshold above 0 lets some go."""
-    data = made()
-    told = data.logits.clone()
-    told[:-1] = 0.0
-    told[:-1, torch.arange(len(data.labels)), (data.labels + 1) % 5] = 200.0
-    point = choose(fit(ValidationLogits("validation", told, data.labels), COSTS, kind, method))
-    assert point.shares == (0.0, 0.0, 1.0)
-    assert point.accuracy == pytest.approx(100.0 * float(data.right[-1].double().mean()))
+    """Of entropies of 0 and of probabilities of 1: nothing but a threshold that nobody meets helps,
+    one for each exit or one for all."""
+    for exits in (3, 5):
+        data = made(exits=exits)
+        told = data.logits.clone()
+        told[:-1] = 0.0
+        told[:-1, torch.arange(len(data.labels)), (data.labels + 1) % 5] = 200.0
+        costs = ExitCosts(
+            tuple(range(10, 10 * exits + 1, 10)), tuple(range(10, 10 * exits + 1, 10)), (), ()
+        )
+        point = choose(fit(ValidationLogits("validation", told, data.labels), costs, kind, method))
+        assert point.shares == (*(0.0,) * (exits - 1), 1.0)
+        assert point.accuracy == pytest.approx(100.0 * float(data.right[-1].double().mean()))
+
+
+@pytest.mark.parametrize("kind", ["entropy", "entropy-normalised", "max-probability", "margin"])
+def test_a_grid_tells_the_very_sure_from_the_all_but_sure(kind: str) -> None:
+    """Half of the samples are surer by far than any threshold of the papers asks, and right; the
+    others are as sure as those thresholds ask at most, and wrong."""
+    labels = torch.arange(200) % 5
+    told = torch.zeros(2, 200, 5)
+    every, half = torch.arange(200), torch.arange(100)
+    told[0, half, labels[:100]] = 30.0
+    told[0, half + 100, (labels[100:] + 1) % 5] = 12.5
+    told[1, every, labels] = 1.0
+    costs = ExitCosts((10, 100), (10, 90), (8, 58), (2, 2))
+    point = choose(fit(ValidationLogits("validation", told, labels), costs, kind, "grid"))
+    assert point.shares == (0.5, 0.5)
+    assert point.accuracy == 100.0
 
 
 def test_patience_is_a_grid_of_counts() -> None:

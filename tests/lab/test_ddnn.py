@@ -324,7 +324,7 @@ def test_compiled_losses_and_their_gradients_are_the_plain_ones(design: Design) 
     for compiles in (False, True):
         net.load_state_dict(before)
         net.zero_grad()
-        per_exit, _, extra = Forward(net, parts, 8, compiles)(images, labels)
+        per_exit, _, extra = Forward(parts, 8, compiles, net)(images, labels)
         total = sum(per_exit) + extra
         total.backward()
         found.append([total.detach(), *(each.grad.clone() for each in net.parameters())])

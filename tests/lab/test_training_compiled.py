@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
 from typing import Any, Callable, List
@@ -20,7 +21,7 @@ from narrowgauge_lab.anytime.staged import StagedForward
 from narrowgauge_lab.anytime.systems.iresnext import SharedIResNeXt
 from narrowgauge_lab.anytime.systems.iresnext_parts import Geometry
 from narrowgauge_lab.anytime.systems.nested import NestedNet
-from narrowgauge_lab.compiling import CompileError, Forward, compiled_or_say
+from narrowgauge_lab.compiling import CompileError, Forward, PartByPart, compiled_or_say
 
 needs_compiler = pytest.mark.skipif(
     not torch_compat.compiler_available(), reason="this torch has no torch.compile"
@@ -213,4 +214,69 @@ def test_without_a_compiler_the_row_is_skipped(
 def test_uncompiled_every_batch_goes_through_the_model() -> None:
     model = torch.nn.Linear(2, 3)
     images = torch.ones(4, 2)
-    assert torch.equal(Forward(model, model, 4, compiles=False)(images), model(images))
+    assert torch.equal(Forward(model, 4, False, model)(images), model(images))
+
+
+class _Pair(PartByPart):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList([torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.ask(self.parts[0], images) + self.ask(self.parts[1], images)
+
+
+class TestPartByPart:
+    @pytest.fixture(autouse=True)
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> List[Any]:
+        """What went through the compiler, call by call."""
+        calls: List[Any] = []
+
+        def compiled(call: Any, mode: str, *, whole: bool = False) -> Any:
+            assert whole
+
+            def counted(images: torch.Tensor) -> Any:
+                calls.append(call)
+                return call(images)
+
+            return counted
+
+        monkeypatch.setattr(torch_compat, "compiled", compiled)
+        return calls
+
+    def test_full_batches_go_through_each_part_compiled(self, asked: List[Any]) -> None:
+        model = _Pair()
+        forward = Forward(model, 4, True, model)
+        for images in (torch.ones(4, 2), torch.ones(3, 2), torch.ones(4, 2)):
+            assert torch.equal(forward(images), model(images))
+        assert asked == [*model.parts, *model.parts]
+
+    def test_uncompiled_and_beside_the_step_parts_run_as_they_are(self, asked: List[Any]) -> None:
+        model = _Pair()
+        Forward(model, 4, False, model)(torch.ones(4, 2))
+        Forward(model, 4, True, model)(torch.ones(4, 2))
+        assert len(asked) == 2
+        model(torch.ones(4, 2))
+        assert len(asked) == 2
+
+    def test_a_step_that_fails_leaves_them_uncompiled(self, asked: List[Any]) -> None:
+        model = _Pair()
+
+        def failing(images: torch.Tensor) -> None:
+            model(images)
+            raise RuntimeError("no memory")
+
+        with pytest.raises(RuntimeError, match="no memory"):
+            Forward(failing, 4, True, model)(torch.ones(4, 2))
+        assert len(asked) == 2
+        model(torch.ones(4, 2))
+        assert len(asked) == 2
+
+    def test_a_copy_asks_its_own_parts(self, asked: List[Any]) -> None:
+        model = _Pair()
+        Forward(model, 4, True, model)(torch.ones(4, 2))
+        other = copy.deepcopy(model)
+        for part in other.parts:
+            torch.nn.init.zeros_(part.weight)
+            torch.nn.init.zeros_(part.bias)
+        assert not Forward(other, 4, True, other)(torch.ones(4, 2)).any()

@@ -154,8 +154,9 @@ class TestResults:
         kept = {path.name: path.read_bytes() for path in (page / "pictures").iterdir()}
         assert kept == {n: (derived / n).read_bytes() for n in ("speed.svg", "loss.png")}
 
+    @pytest.mark.parametrize("change", ["missing", "altered"])
     def test_a_record_without_its_side_files_keeps_the_pictures_of_its_metrics(
-        self, results: Path, tmp_path: Path
+        self, results: Path, tmp_path: Path, change: str
     ) -> None:
         project = tmp_path / "project"
         page = project / "experiments" / "toy"
@@ -166,11 +167,14 @@ class TestResults:
         gone = list((results / "toy" / ONE).rglob("confusion.json"))
         assert gone
         for path in gone:
-            path.unlink()
+            path.unlink() if change == "missing" else path.write_text("{}")
 
         code, said = _run(*words, "--reference", "--picture", "confusion-precision-fp32")
         assert code == 24
-        assert "row-0/confusion.json is missing" in said
+        assert "row-0/confusion.json is missing or was changed" in said
+        code, said = _run(*words, "--reference", "--picture", "losses")
+        assert code == 2
+        assert "has no picture 'losses'" in said
         assert not list(page.iterdir())
         assert _run(*words, "--reference", "--picture", "loss")[0] == 0
         assert (page / "pictures" / "loss.svg").is_file()

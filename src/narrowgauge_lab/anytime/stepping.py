@@ -55,7 +55,7 @@ class ExitStepper(Stepper):
     def _compiled(self, model: torch.nn.Module, batch: int, compiles: bool) -> Callable[..., Any]:
         """The losses as `objective` wants them compiled."""
         if not (compiles and isinstance(self.objective.combination, Projection)):
-            return Forward(model, self._parts, batch, compiles)
+            return Forward(self._parts, batch, compiles, model)
         staged = isinstance(model, AnytimeNetwork)
         # One that answers all exits in a pass of its own has no stages to compile there.
         if not (staged and type(model).forward is AnytimeNetwork.forward):
