@@ -7,6 +7,7 @@ files only in pieces: what runs goes on behind the commands that bring data and 
     python3 benchmarks/reference/lent.py parts WORK PART…
     python3 benchmarks/reference/lent.py wait WORK SECONDS --into DIR [--unfinished MB]
     python3 benchmarks/reference/lent.py drop WORK JOB…
+    python3 benchmarks/reference/lent.py stop WORK
 
 `begin` copies this checkout to WORK/tree, unless one is there: no later command can change that,
 and whatever is begun later is looked up there.
@@ -31,6 +32,7 @@ Its exit code is 0 once all has ended, however it did (WORK/ended has the worst 
 2 at once where nothing has begun, as on a host that has come in another's place.
 
 `drop` ends jobs that will not be through in time, in order, so that their lanes take the next ones.
+`stop` ends all that runs, in order, and waits until it has.
 
 What a host needs beside torch (see `needs` of the lists) is found by PYTHONPATH.
 """
@@ -40,6 +42,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -58,6 +61,8 @@ ROOT = HERE.parents[1]
 TREE, RUNS, DATA, CACHE, LOG = "tree", "runs", "data", "cache", "log.txt"
 #: There once all lists have been run.
 ALL_ENDED = "ended"
+#: There while what runs is to end.
+STOPPED = "stopped"
 #: How long a list waits for its data.
 PATIENCE_S = 300.0
 #: The exit code while something runs.
@@ -115,6 +120,7 @@ def _begin(options: argparse.Namespace) -> int:
         names = restore_unfinished(options.unfinished, work / RUNS, ROOT / "experiments")
         print(f"go on: {', '.join(names)}")
     (work / ALL_ENDED).unlink(missing_ok=True)
+    (work / STOPPED).unlink(missing_ok=True)
     words = [sys.executable, str(script), "run", str(work), "--gpus", options.gpus]
     words += ["--seconds", str(options.seconds), *options.lists]
     env = {**os.environ, "XDG_CACHE_HOME": str(work / CACHE), "PYTHONUNBUFFERED": "1"}
@@ -145,6 +151,7 @@ def _restore(archive: Path, cache: Path) -> None:
 def _run(options: argparse.Namespace) -> int:
     """What `begin` starts. However it ends, that is written down: `wait` waits for nothing else."""
     worst = 2
+    signal.signal(signal.SIGTERM, lambda *_: (options.work / STOPPED).touch())
     try:
         worst = _run_lists(options)
     finally:
@@ -159,7 +166,9 @@ def _run_lists(options: argparse.Namespace) -> int:
     worst = 0
     for text in options.lists:
         left = begun + options.seconds - time.monotonic()
-        _await_data(_jobs(text), work / DATA, min(PATIENCE_S, left))
+        _await_data(_jobs(text), work, min(PATIENCE_S, left))
+        if (work / STOPPED).exists():
+            return max(worst, GOES_ON)
         spent = time.monotonic() - begun
         print(f"== {text}, {spent:.0f} s", flush=True)
         names, only, gpus = _asked(text)
@@ -167,13 +176,27 @@ def _run_lists(options: argparse.Namespace) -> int:
         words += ["--out", str(work / RUNS), "--data", str(work / DATA)]
         words += ["--gpus", gpus or options.gpus]
         words += ["--limit", f"{max(0.0, options.seconds - spent):.0f}"]
-        worst = max(worst, subprocess.call(words))
+        worst = max(worst, _call(words, work))
     return worst
 
 
-def _await_data(jobs: Sequence[Job], data: Path, seconds: float) -> None:
+def _call(words: Sequence[str], work: Path) -> int:
+    """The exit code of `take.py`, which ends its jobs in order once it is interrupted."""
+    child = subprocess.Popen(words)
+    while not (work / STOPPED).exists():
+        try:
+            return child.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            continue
+    child.send_signal(signal.SIGINT)
+    return child.wait()
+
+
+def _await_data(jobs: Sequence[Job], work: Path, seconds: float) -> None:
     until = time.monotonic() + seconds
-    while without_data(jobs, data) and time.monotonic() < until:
+    while without_data(jobs, work / DATA) and time.monotonic() < until:
+        if (work / STOPPED).exists():
+            return
         time.sleep(0.5)
 
 
@@ -191,6 +214,16 @@ def _drop(options: argparse.Namespace) -> int:
             raise ValueError(f"'{folder.name}' does not run in {options.work}")
     for folder in folders:
         (folder / DROPPED).touch()
+    return 0
+
+
+def _stop(options: argparse.Namespace) -> int:
+    work: Path = options.work
+    if not (work / LOG).is_file() or (work / ALL_ENDED).is_file():
+        raise ValueError(f"nothing runs in {work}")
+    (work / STOPPED).touch()
+    while not (work / ALL_ENDED).is_file():
+        time.sleep(0.1)
     return 0
 
 
@@ -225,9 +258,11 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    verbs = parser.add_subparsers(required=True, metavar="begin|parts|wait|drop")
+    verbs = parser.add_subparsers(required=True, metavar="begin|parts|wait|drop|stop")
     made = {}
-    does = {"begin": _begin, "run": _run, "parts": _parts, "wait": _wait, "drop": _drop}
+    does = {
+        "begin": _begin, "run": _run, "parts": _parts, "wait": _wait, "drop": _drop, "stop": _stop,
+    }  # fmt: skip
     for name, do in does.items():
         made[name] = verbs.add_parser(name)
         made[name].set_defaults(do=do)

@@ -265,15 +265,21 @@ def _wait(child: subprocess.Popen, folder: Path, options: argparse.Namespace) ->
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """A shell starts what it puts into the background with interrupts ignored, and jobs would
-    inherit that: they could then only be killed."""
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def interruptible(options: argparse.Namespace) -> Iterator[None]:
+    """Interrupted, or told to end, jobs end in order: in sessions of their own they would stay
+    behind. No exception says so: of a thread that was waited for when one came, Python 3.11 knows
+    no more that it runs. And a shell starts what it puts into the background with interrupts
+    ignored, which jobs would inherit."""
+
+    def end(*_: object) -> None:
+        options.until = time.monotonic()
+
+    before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def share_cores(lanes: int) -> list[list[int]]:
@@ -336,16 +342,11 @@ def main(arguments: Sequence[str]) -> int:
         threading.Thread(target=lane, args=(queue, gpus[i], cores, options, codes))
         for i, cores in enumerate(share_cores(len(gpus)))
     ]
-    with interruptible(), mps() if shared else contextlib.nullcontext({}) as options.mps:
+    with interruptible(options), mps() if shared else contextlib.nullcontext({}) as options.mps:
         for thread in threads:
             thread.start()
-        try:
-            for thread in threads:
-                thread.join()
-        except KeyboardInterrupt:
-            options.until = time.monotonic()
-            for thread in threads:
-                thread.join()
+        for thread in threads:
+            thread.join()
     if options.pack:
         pack(options.out, options.pack)
     if options.arrays:

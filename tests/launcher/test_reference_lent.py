@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -201,6 +202,50 @@ def test_what_is_dropped_ends_in_order_and_the_next_one_begins(
     assert (work / "ended").read_text() == "3\n", "the same command goes on with it"
     again = lent(checkout, "drop", str(work), "long")
     assert "'long' does not run" in again.stderr
+
+
+@pytest.mark.parametrize("way", ["stop", "signal"])
+def test_what_is_stopped_ends_in_order_and_nothing_stays_behind(
+    checkout: Path, tmp_path: Path, way: str
+) -> None:
+    work = tmp_path / "work"
+    lists = checkout / "benchmarks" / "reference" / "lists" / "tiny.toml"
+    code = "trap 'touch $OUT/in-order; exit 1' INT; echo $$ > $OUT/pid; "
+    code += "while true; do sleep 0.05; done"
+    lists.write_text(
+        f'[[job]]\nname = "long"\ncommand = ["bash", "-c", {json.dumps(code)}]\n'
+        '[[job]]\nname = "next"\ncommand = ["true"]\n'
+    )
+    assert lent(checkout, "begin", str(work), "tiny=long", "tiny=next").returncode == 0
+    _until((work / "runs" / "long" / "pid").is_file)
+    pid = int((work / "runs" / "long" / "pid").read_text())
+
+    if way == "stop":
+        assert lent(checkout, "stop", str(work)).returncode == 0
+    else:
+        parent = Path(f"/proc/{pid}/stat").read_text().split()[3]
+        os.kill(int(parent), signal.SIGTERM)  # take.py
+        _until((work / "ended").is_file)
+
+    assert (work / "runs" / "long" / "in-order").is_file()
+    assert not Path(f"/proc/{pid}").exists()
+    assert not (work / "runs" / "long" / "ended.json").is_file()
+    if way == "stop":
+        assert (work / "ended").read_text() == "3\n"
+        assert not (work / "runs" / "next").exists()
+        refused = lent(checkout, "stop", str(work))
+        assert (refused.returncode, "nothing runs in" in refused.stderr) == (2, True)
+
+
+def test_a_list_that_waits_for_data_can_be_stopped(checkout: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    assert lent(checkout, "begin", str(work), "tiny=second").returncode == 0
+
+    assert lent(checkout, "stop", str(work)).returncode == 0
+    assert not (work / "runs" / "second").exists()
+    assert lent(checkout, "begin", str(work), "tiny=first").returncode == 0
+    _until((work / "ended").is_file)
+    assert (work / "ended").read_text() == "0\n"
 
 
 def test_how_far_jobs_are_is_said(checkout: Path, tmp_path: Path) -> None:
