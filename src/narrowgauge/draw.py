@@ -66,16 +66,17 @@ def draw_what_is_whole(
     folder.derived.mkdir(exist_ok=True)
     made = write_tables(record, folder.derived, floors)
     problems: dict[str, DamagedRecordError] = {}
-    pictures = {"spans": span_pictures(record, folder)} if has_traces(record) else {}
+    # Nothing says that names differ.
+    pictures = [("spans", span_pictures(record, folder))] if has_traces(record) else []
     if record.valid_rows():
         drawings = parse_spec(record.spec, where=f"the record of {record.run_id}").drawings
         made += [path for each in drawings for path in _write_ladder(each, record, folder, floors)]
-        pictures.update((each.name, _paint(each, record, folder, floors)) for each in drawings)
-    for name, each in pictures.items():
+        pictures += [(each.name, _paint(each, record, folder, floors)) for each in drawings]
+    for name, each in pictures:
         try:
             made += write_pictures(each, folder.derived)
         except DamagedRecordError as problem:
-            problems[name] = problem
+            problems.setdefault(name, problem)
     return made, problems
 
 

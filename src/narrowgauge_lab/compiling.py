@@ -18,8 +18,8 @@ from narrowgauge_lab import torch_compat
 from narrowgauge_lab.context import RowContext
 
 __all__ = [
-    "CompileError", "Forward", "PartByPart", "compiled_or_say", "require_compilable",
-    "require_compiler",
+    "CompileError", "Forward", "PartByPart", "compiled_call", "compiled_or_say",
+    "require_compilable", "require_compiler",
 ]  # fmt: skip
 
 #: Where what the compiler raises is defined.
@@ -41,9 +41,6 @@ def require_compiler(what: str) -> None:
         )
 
 
-_Made = Dict[nn.Module, Callable[..., Any]]
-
-
 class PartByPart(nn.Module):
     """A network that asks several of one class in a step. torch.compile gets these one by one, and
     what is beside them runs as it is. What it makes of one serves all since torch 2.5, where of the
@@ -52,7 +49,7 @@ class PartByPart(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         #: Within a compiled step, which owns them: what was made of the parts so far.
-        self._made: Optional[_Made] = None
+        self._made: Optional[Dict[nn.Module, Callable[..., Any]]] = None
 
     def ask(self, part: nn.Module, images: torch.Tensor) -> torch.Tensor:
         """What a part says."""
@@ -63,14 +60,18 @@ class PartByPart(nn.Module):
             call = self._made[part]
         return call(images)
 
-    @contextlib.contextmanager
-    def compiling(self, made: _Made) -> Iterator[None]:
-        """A block in which parts are compiled, and kept in `made`."""
-        self._made = made
-        try:
-            yield
-        finally:
-            self._made = None
+    def compiled(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, which runs this network, with its parts compiled."""
+        made: Dict[nn.Module, Callable[..., Any]] = {}
+
+        def by_parts(*given: Any) -> Any:
+            self._made = made
+            try:
+                return call(*given)
+            finally:
+                self._made = None
+
+        return by_parts
 
 
 def require_compilable(ctx: RowContext, model: nn.Module, placed: bool) -> None:
@@ -87,30 +88,33 @@ def require_compilable(ctx: RowContext, model: nn.Module, placed: bool) -> None:
     ctx.fact("compiled", f"torch.compile, inductor: full batches{parts}")
 
 
+def compiled_call(model: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, which runs `model`, by torch.compile: part by part where it is PartByPart, else as a
+    whole. What cannot be compiled so is refused where it first runs (`compiled_or_say`)."""
+    if isinstance(model, PartByPart):
+        return model.compiled(call)
+    return torch_compat.compiled(call, "default", whole=True)
+
+
 class Forward:
-    """A forward pass, `call` of images [B, …] and what else it takes: compiled for batches of
-    `batch` images where `compiles`, as a whole or, where `model` is PartByPart, by its parts.
+    """A forward pass, `call` of images [B, …] and what else it takes: by `compiled`, where there is
+    such, for batches of `batch` images.
 
     A batch of another size, such as the last of an epoch, runs uncompiled: it would take a minute
-    to compile for itself. What cannot be compiled as a whole is refused (`compiled_or_say`).
+    to compile for itself.
     """
 
     def __init__(
-        self, call: Callable[..., Any], batch: int, compiles: bool, model: nn.Module
+        self, call: Callable[..., Any], batch: int, compiled: Optional[Callable[..., Any]] = None
     ) -> None:
         self._call = call
-        self._batch = batch if compiles else -1
-        self._parts = model if isinstance(model, PartByPart) else None
-        self._made: _Made = {}
-        self._compiled = call
-        if compiles and self._parts is None:
-            self._compiled = torch_compat.compiled(call, "default", whole=True)
+        self._batch = batch
+        self._compiled = compiled
 
     def __call__(self, images: torch.Tensor, *more: Any) -> Any:
-        if images.shape[0] != self._batch:
+        if self._compiled is None or images.shape[0] != self._batch:
             return self._call(images, *more)
-        with contextlib.nullcontext() if self._parts is None else self._parts.compiling(self._made):
-            return self._compiled(images, *more)
+        return self._compiled(images, *more)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from torch import nn
 
 from narrowgauge_lab import precision
 from narrowgauge_lab.augment import Feed
-from narrowgauge_lab.compiling import Forward, compiled_or_say
+from narrowgauge_lab.compiling import Forward, compiled_call, compiled_or_say
 from narrowgauge_lab.distributed import Group
 from narrowgauge_lab.graphs import EagerStep, GraphedStep, make_step
 from narrowgauge_lab.optim import FlatOptimizer
@@ -61,7 +61,9 @@ class Stepper:
         compiles: bool = False,
     ) -> None:
         self.model = model
-        self._forward = Forward(model, batch_size, compiles, model)
+        self._forward = Forward(
+            model, batch_size, compiled_call(model, model) if compiles else None
+        )
         self.optimizer = optimizer
         self.training_set = training_set
         self.mode = mode

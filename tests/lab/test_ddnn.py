@@ -26,7 +26,7 @@ from narrowgauge_lab.anytime.systems.ddnn_parts import (
     sign,
 )
 from narrowgauge_lab.anytime.views import Packed, Tiles, pack
-from narrowgauge_lab.compiling import Forward
+from narrowgauge_lab.compiling import Forward, compiled_call
 
 TILE = (1, 16, 10)
 
@@ -324,7 +324,8 @@ def test_compiled_losses_and_their_gradients_are_the_plain_ones(design: Design) 
     for compiles in (False, True):
         net.load_state_dict(before)
         net.zero_grad()
-        per_exit, _, extra = Forward(parts, 8, compiles, net)(images, labels)
+        forward = Forward(parts, 8, compiled_call(net, parts) if compiles else None)
+        per_exit, _, extra = forward(images, labels)
         total = sum(per_exit) + extra
         total.backward()
         found.append([total.detach(), *(each.grad.clone() for each in net.parameters())])

@@ -21,7 +21,13 @@ from narrowgauge_lab.anytime.staged import StagedForward
 from narrowgauge_lab.anytime.systems.iresnext import SharedIResNeXt
 from narrowgauge_lab.anytime.systems.iresnext_parts import Geometry
 from narrowgauge_lab.anytime.systems.nested import NestedNet
-from narrowgauge_lab.compiling import CompileError, Forward, PartByPart, compiled_or_say
+from narrowgauge_lab.compiling import (
+    CompileError,
+    Forward,
+    PartByPart,
+    compiled_call,
+    compiled_or_say,
+)
 
 needs_compiler = pytest.mark.skipif(
     not torch_compat.compiler_available(), reason="this torch has no torch.compile"
@@ -214,7 +220,7 @@ def test_without_a_compiler_the_row_is_skipped(
 def test_uncompiled_every_batch_goes_through_the_model() -> None:
     model = torch.nn.Linear(2, 3)
     images = torch.ones(4, 2)
-    assert torch.equal(Forward(model, 4, False, model)(images), model(images))
+    assert torch.equal(Forward(model, 4)(images), model(images))
 
 
 class _Pair(PartByPart):
@@ -246,15 +252,15 @@ class TestPartByPart:
 
     def test_full_batches_go_through_each_part_compiled(self, asked: List[Any]) -> None:
         model = _Pair()
-        forward = Forward(model, 4, True, model)
+        forward = Forward(model, 4, compiled_call(model, model))
         for images in (torch.ones(4, 2), torch.ones(3, 2), torch.ones(4, 2)):
             assert torch.equal(forward(images), model(images))
         assert asked == [*model.parts, *model.parts]
 
     def test_uncompiled_and_beside_the_step_parts_run_as_they_are(self, asked: List[Any]) -> None:
         model = _Pair()
-        Forward(model, 4, False, model)(torch.ones(4, 2))
-        Forward(model, 4, True, model)(torch.ones(4, 2))
+        Forward(model, 4)(torch.ones(4, 2))
+        Forward(model, 4, compiled_call(model, model))(torch.ones(4, 2))
         assert len(asked) == 2
         model(torch.ones(4, 2))
         assert len(asked) == 2
@@ -267,17 +273,17 @@ class TestPartByPart:
             raise RuntimeError("no memory")
 
         with pytest.raises(RuntimeError, match="no memory"):
-            Forward(failing, 4, True, model)(torch.ones(4, 2))
+            Forward(failing, 4, compiled_call(model, failing))(torch.ones(4, 2))
         assert len(asked) == 2
         model(torch.ones(4, 2))
         assert len(asked) == 2
 
     def test_a_copy_asks_its_own_parts(self, asked: List[Any]) -> None:
         model = _Pair()
-        Forward(model, 4, True, model)(torch.ones(4, 2))
+        Forward(model, 4, compiled_call(model, model))(torch.ones(4, 2))
         other = copy.deepcopy(model)
         for part in other.parts:
             torch.nn.init.zeros_(part.weight)
             torch.nn.init.zeros_(part.bias)
-        said = Forward(other, 4, True, other)(torch.ones(4, 2))
+        said = Forward(other, 4, compiled_call(other, other))(torch.ones(4, 2))
         assert torch.equal(said, torch.zeros(4, 3))

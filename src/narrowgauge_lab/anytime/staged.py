@@ -15,32 +15,31 @@ import torch
 
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State
+from narrowgauge_lab.compiling import Forward
 
 __all__ = ["StagedForward"]
 
 _Parts = Tuple[torch.Tensor, State, Optional[torch.Tensor]]
 
 
-class StagedForward:
-    """`call` of images [B, …] and what else it takes, which runs `model`: for batches of `batch`
-    images with the model's stages compiled. Batches of another size run uncompiled.
+class StagedForward(Forward):
+    """`call`, which runs `model`, with the model's stages compiled, for batches of `batch` images.
 
     What is compiled may be differentiated again and again.
     """
 
     def __init__(self, call: Callable[..., Any], model: AnytimeNetwork, batch: int) -> None:
-        self._call, self._model, self._batch = call, model, batch
+        super().__init__(call, batch, self._by_stages)
+        self._model = model
         #: By exit, and whether with its head.
         self._stages: Dict[Tuple[int, bool], Callable[[State], _Parts]] = {}
 
-    def __call__(self, images: torch.Tensor, *more: Any) -> Any:
-        if images.shape[0] != self._batch:
-            return self._call(images, *more)
-        with self._compiled(), torch_compat.keeping_buffers():
-            return self._call(images, *more)
+    def _by_stages(self, *given: Any) -> Any:
+        with self._answering_by_stages(), torch_compat.keeping_buffers():
+            return self._call(*given)
 
     @contextlib.contextmanager
-    def _compiled(self) -> Iterator[None]:
+    def _answering_by_stages(self) -> Iterator[None]:
         """The model answers by compiled stages."""
         # An object's own name goes before its class's method.
         self._model.__dict__["advance"] = self._advance

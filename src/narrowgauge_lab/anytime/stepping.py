@@ -15,7 +15,7 @@ from narrowgauge_lab.anytime.network import AnytimeNetwork
 from narrowgauge_lab.anytime.objective import Losses, Objective, cosine_names
 from narrowgauge_lab.anytime.staged import StagedForward
 from narrowgauge_lab.augment import Feed
-from narrowgauge_lab.compiling import Forward, compiled_or_say
+from narrowgauge_lab.compiling import Forward, compiled_call, compiled_or_say
 from narrowgauge_lab.distributed import Group
 from narrowgauge_lab.evalmode import in_eval_mode
 from narrowgauge_lab.optim import FlatOptimizer
@@ -54,8 +54,10 @@ class ExitStepper(Stepper):
 
     def _compiled(self, model: torch.nn.Module, batch: int, compiles: bool) -> Callable[..., Any]:
         """The losses as `objective` wants them compiled."""
-        if not (compiles and isinstance(self.objective.combination, Projection)):
-            return Forward(self._parts, batch, compiles, model)
+        if not compiles:
+            return Forward(self._parts, batch)
+        if not isinstance(self.objective.combination, Projection):
+            return Forward(self._parts, batch, compiled_call(model, self._parts))
         staged = isinstance(model, AnytimeNetwork)
         # One that answers all exits in a pass of its own has no stages to compile there.
         if not (staged and type(model).forward is AnytimeNetwork.forward):
