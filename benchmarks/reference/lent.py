@@ -61,10 +61,12 @@ ROOT = HERE.parents[1]
 TREE, RUNS, DATA, CACHE, LOG = "tree", "runs", "data", "cache", "log.txt"
 #: There once all lists have been run.
 ALL_ENDED = "ended"
-#: There while what runs is to end.
+#: There once what runs is to end.
 STOPPED = "stopped"
 #: How long a list waits for its data.
 PATIENCE_S = 300.0
+#: For all jobs to end in order, or to be killed (GRACE_S of `take.py`, and twice that of MPS).
+STOP_S = 90.0
 #: The exit code while something runs.
 GOES_ON = 3
 
@@ -196,7 +198,7 @@ def _await_data(jobs: Sequence[Job], work: Path, seconds: float) -> None:
     until = time.monotonic() + seconds
     while without_data(jobs, work / DATA) and time.monotonic() < until:
         if (work / STOPPED).exists():
-            return
+            break
         time.sleep(0.5)
 
 
@@ -222,7 +224,10 @@ def _stop(options: argparse.Namespace) -> int:
     if not (work / LOG).is_file() or (work / ALL_ENDED).is_file():
         raise ValueError(f"nothing runs in {work}")
     (work / STOPPED).touch()
+    until = time.monotonic() + STOP_S
     while not (work / ALL_ENDED).is_file():
+        if time.monotonic() > until:
+            raise ValueError(f"what runs in {work} has not ended in {STOP_S:.0f} s; it may be gone")
         time.sleep(0.1)
     return 0
 

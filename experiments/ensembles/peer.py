@@ -43,8 +43,8 @@ def require(parameters: Mapping[str, Any]) -> None:
             why="it draws from a data loader that reads files, and images are on the device here",
             next_step="-p implementation=own",
         )
-    other = parameters["precision"] != "fp32" or parameters["compile"]
-    if other or parameters["diverged"] == "exclude":
+    trains = parameters["precision"] == "fp32" and not parameters["compile"]
+    if not trains or parameters["diverged"] == "exclude":
         raise BadValueError(
             "torchensemble trains in fp32, compiles nothing and leaves no member out",
             next_step="-p precision=fp32 -p compile=false -p diverged=stop, or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -204,7 +205,7 @@ def test_what_is_dropped_ends_in_order_and_the_next_one_begins(
     assert "'long' does not run" in again.stderr
 
 
-@pytest.mark.parametrize("way", ["stop", "signal"])
+@pytest.mark.parametrize("way", ["stop", "signal", "signal to all"])
 def test_what_is_stopped_ends_in_order_and_nothing_stays_behind(
     checkout: Path, tmp_path: Path, way: str
 ) -> None:
@@ -223,18 +224,39 @@ def test_what_is_stopped_ends_in_order_and_nothing_stays_behind(
     if way == "stop":
         assert lent(checkout, "stop", str(work)).returncode == 0
     else:
-        parent = Path(f"/proc/{pid}/stat").read_text().split()[3]
-        os.kill(int(parent), signal.SIGTERM)  # take.py
+        above = int(Path(f"/proc/{pid}/stat").read_text().split()[3])  # take.py
+        if way == "signal to all":  # what `begin` started
+            above = int(Path(f"/proc/{above}/stat").read_text().split()[3])
+        os.kill(above, signal.SIGTERM)
         _until((work / "ended").is_file)
 
     assert (work / "runs" / "long" / "in-order").is_file()
     assert not Path(f"/proc/{pid}").exists()
     assert not (work / "runs" / "long" / "ended.json").is_file()
-    if way == "stop":
+    if way != "signal":
         assert (work / "ended").read_text() == "3\n"
         assert not (work / "runs" / "next").exists()
         refused = lent(checkout, "stop", str(work))
         assert (refused.returncode, "nothing runs in" in refused.stderr) == (2, True)
+
+
+def test_what_is_gone_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where it was killed, and has written down no end."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "reference"))
+    spec = importlib.util.spec_from_file_location(
+        "reference_lent", ROOT / "benchmarks" / "reference" / "lent.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "STOP_S", 0.0)
+    (tmp_path / "log.txt").touch()
+
+    assert module.main(["stop", str(tmp_path)]) == 2
+    assert "may be gone" in capsys.readouterr().err
 
 
 def test_a_list_that_waits_for_data_can_be_stopped(checkout: Path, tmp_path: Path) -> None:

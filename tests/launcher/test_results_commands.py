@@ -34,6 +34,16 @@ def results(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A checkout with the page of the experiment."""
+    made = tmp_path / "project"
+    (made / "experiments" / "toy").mkdir(parents=True)
+    (made / TARGETS_FILE).parent.mkdir()
+    (made / TARGETS_FILE).touch()
+    return made
+
+
+@pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """A declared set named `tiny`."""
     declared = dataset(GREY, mirror("https://127.0.0.1:1", list(idx_files()), "idx"))
@@ -129,13 +139,9 @@ class TestResults:
         assert _run("results", "export", ONE, "--results", results)[0] == 2
 
     def test_a_reference_keeps_the_pictures_that_are_named(
-        self, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, results: Path, project: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        project = tmp_path / "project"
         page = project / "experiments" / "toy"
-        page.mkdir(parents=True)
-        (project / TARGETS_FILE).parent.mkdir()
-        (project / TARGETS_FILE).touch()
         words = ["results", "export", ONE, "--results", results, "--project", project]
 
         code, said = _run(*words, "--reference", "--picture", "speed", "--picture", "loss.jpg")
@@ -156,13 +162,9 @@ class TestResults:
 
     @pytest.mark.parametrize("change", ["missing", "altered"])
     def test_a_record_without_its_side_files_keeps_the_pictures_of_its_metrics(
-        self, results: Path, tmp_path: Path, change: str
+        self, results: Path, project: Path, change: str
     ) -> None:
-        project = tmp_path / "project"
         page = project / "experiments" / "toy"
-        page.mkdir(parents=True)
-        (project / TARGETS_FILE).parent.mkdir()
-        (project / TARGETS_FILE).touch()
         words = ["results", "export", ONE, "--results", results, "--project", project]
         gone = list((results / "toy" / ONE).rglob("confusion.json"))
         assert gone
