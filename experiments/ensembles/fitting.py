@@ -20,9 +20,9 @@ from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.schedule import Cosine
 
 from .boosting import Boosted, Residual
-from .members import COMBINED, Joined, Numbered, make_member
+from .members import COMBINED, IMAGENET_FORM, Joined, Numbered, make_member
 
-__all__ = ["Fitting", "bootstrapped"]
+__all__ = ["Fitting", "bootstrapped", "require_batches", "require_fitting"]
 
 
 def bootstrapped(feed: Feed, seed: int) -> Feed:
@@ -176,6 +176,19 @@ def require_fitting(ctx: RowContext) -> None:
         raise BadValueError(
             f"shrinkage={given['shrinkage']:g} does nothing with method={method}",
             next_step="-p method=boosting or -p shrinkage=1",
+        )
+
+
+def require_batches(ctx: RowContext, images: int) -> None:
+    """Raises BadValueError where batch normalisation would get one value of a channel, with so many
+    training images."""
+    batch_size = ctx.parameters["batch_size"]
+    if ctx.parameters["network"] == IMAGENET_FORM and 1 in (batch_size, images % batch_size):
+        raise BadValueError(
+            f"a batch of {IMAGENET_FORM} would hold one image",
+            why="one position of it reaches the last stage, and one value has no variance; "
+            f"there are {images} images, in batches of {batch_size}",
+            next_step="another -p batch_size or -p train_limit",
         )
 
 

@@ -13,8 +13,12 @@ from torch import nn
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab.compiling import PartByPart
 from narrowgauge_lab.networks.cifar_resnet import cifar_resnet
+from narrowgauge_lab.networks.resnet import ResNet
 
-__all__ = ["COMBINED", "Joined", "LeNet5", "combine", "make_member"]
+__all__ = ["COMBINED", "IMAGENET_FORM", "Joined", "LeNet5", "combine", "make_member"]
+
+#: torchvision's ResNet-50: of 32×32 pixels one position reaches the last stage.
+IMAGENET_FORM = "resnet50-imagenet-form"
 
 #: How each method's members make one answer.
 COMBINED = {
@@ -50,9 +54,11 @@ class LeNet5(nn.Module):
 
 
 def make_member(network: str, width: float, classes: int) -> nn.Module:
-    """A member with random weights: lenet5, resnet18 or resnet50."""
+    """A member with random weights: lenet5, resnet18, resnet50 or IMAGENET_FORM."""
     if network == "lenet5":
         return LeNet5(width, classes)
+    if network == IMAGENET_FORM:
+        return ResNet((3, 4, 6, 3), round(64 * width), classes)
     return cifar_resnet(int(network[len("resnet") :]), width, classes)
 
 

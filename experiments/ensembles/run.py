@@ -18,7 +18,7 @@ from narrowgauge_lab.recipes import recipe_of
 from narrowgauge_lab.schedule import MultiStep
 
 from . import peer
-from .fitting import Fitting, require_fitting
+from .fitting import Fitting, require_batches, require_fitting
 from .members import COMBINED, Joined, Numbered
 
 __all__ = ["run"]
@@ -34,6 +34,7 @@ def run(ctx: RowContext) -> None:
     data = ctx.asked_data(**_SYNTHETIC)
     last = parameters["layout"] == "nhwc"
     splits = splits_of(ctx, data, Augmentation(padding=4, flip=True), channels_last=last)
+    require_batches(ctx, len(splits.training))
     training.seed_everything(ctx.seed)
     resumed = ctx.checkpoints.resume and any(ctx.checkpoints.folder.rglob("checkpoint-*.pt"))
     began = time.monotonic()

@@ -22,6 +22,7 @@ from narrowgauge_lab.anytime.feeds import make_splits
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.data import synthetic_data
 from narrowgauge_lab.experiments import load_run
+from narrowgauge_lab.measure.cost import count
 from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
 
 QUICK = (
@@ -124,6 +125,25 @@ def test_what_is_compiled_of_one_member_serves_all_and_learns_the_same(
     ROWS.run(tmp_path / "plain", f"method={method}", *network)
     found, plain = (_answers(tmp_path / each).test.logits for each in ("3", "plain"))
     np.testing.assert_allclose(found, plain, rtol=1e-3, atol=1e-3)
+
+
+def test_a_member_may_be_the_resnet_of_large_images(tmp_path: Path) -> None:
+    members = ROWS.module("members")
+    whole = members.make_member("resnet50-imagenet-form", 1.0, 10)
+    assert sum(each.numel() for each in whole.parameters()) == 23_528_522
+    assert count(whole, torch.zeros(1, 3, 32, 32)).macs == 83_431_424
+
+    row = ROWS.run(tmp_path, "network=resnet50-imagenet-form", "width=0.0625", "members=2")
+    assert row.validity.valid
+    assert row.facts["variant"] == "voting of 2 resnet50-imagenet-form, twin of width 0.0625"
+    assert len(_values(row, "member1_train_loss")) == 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 21])  # of 64 images: three batches of 21, and one image
+def test_the_resnet_of_large_images_takes_no_batch_of_one(tmp_path: Path, batch_size: int) -> None:
+    given = ("network=resnet50-imagenet-form", "width=0.0625", f"batch_size={batch_size}")
+    with pytest.raises(UsageError, match="would hold one image"):
+        ROWS.run(tmp_path, *given)
 
 
 def test_fusion_trains_all_members_as_one(tmp_path: Path) -> None:
