@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"
 LISTS = ROOT / "benchmarks" / "reference" / "lists"
 
+RESNETS = ("resnet50", "imagenet-form")
 METHODS = ("voting", "bagging", "fusion", "boosting", "snapshot")
 #: By list and experiment; all other claims of the experiment are none of the list's.
 SERVED = {
@@ -104,9 +105,10 @@ SERVED = {
     },
     "ensembles": {
         "ensembles": {
-            *(f"{net}-{each}" for net in ("lenet", "resnet50") for each in METHODS),
+            *(f"{net}-{each}" for net in ("lenet", *RESNETS) for each in METHODS),
             *(f"time-{each}" for each in METHODS[1:]),  # beside voting
-            "published-order",
+            *(f"time-imagenet-form-{each}" for each in METHODS[1:]),
+            "published-order", "imagenet-form-order",
         },
     },
 }  # fmt: skip
