@@ -111,7 +111,8 @@ class Fitting:
         """One network over cycles of a cosine, from the rate to 0 and back at once (Loshchilov and
         Hutter 2017; Huang et al. 2017); its weights at the end of each are a member."""
         epochs, rate = self.recipe.epochs // self.count, self.ctx.parameters["lr"]
-        cycle = dataclasses.replace(self.recipe, epochs=epochs, schedule=Cosine(rate, epochs))
+        schedule = Cosine(rate, epochs, each_update=True)
+        cycle = dataclasses.replace(self.recipe, epochs=epochs, schedule=schedule)
         found: List[Numbered] = []
         for number in range(self.count):
             if not self._train(number, self.members[0], self.splits.training, cycle):

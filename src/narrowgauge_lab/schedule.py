@@ -1,4 +1,5 @@
-"""Learning-rate schedules as pure functions of the epoch, so that a resumed run needs no state."""
+"""Learning-rate schedules as pure functions of time in epochs, so that a resumed run needs no
+state."""
 
 from __future__ import annotations
 
@@ -13,11 +14,15 @@ __all__ = ["Cosine", "MultiStep", "Schedule", "Step", "milestones"]
 
 
 class Schedule(abc.ABC):
-    """The learning rate of each epoch, counted from 0."""
+    """The learning rate over time, in epochs from 0."""
+
+    #: Whether every update has a rate of its own, by the part of the epoch that is over; else it is
+    #: set once for each epoch.
+    each_update: bool = False
 
     @abc.abstractmethod
-    def rate(self, epoch: int) -> float:
-        """The learning rate used throughout that epoch."""
+    def rate(self, epoch: float) -> float:
+        """The learning rate from then on, until the next update or epoch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Step(Schedule):
     gamma: float
     every: int = 1
 
-    def rate(self, epoch: int) -> float:
+    def rate(self, epoch: float) -> float:
         return self.base * self.gamma ** (epoch // self.every)
 
 
@@ -46,7 +51,7 @@ class MultiStep(Schedule):
     warm_up_epochs: int = 0
     warm_up_rate: float = 0.0
 
-    def rate(self, epoch: int) -> float:
+    def rate(self, epoch: float) -> float:
         if epoch < self.warm_up_epochs:
             return self.warm_up_rate
         passed = sum(1 for milestone in self.milestones if epoch >= milestone)
@@ -57,13 +62,14 @@ class MultiStep(Schedule):
 class Cosine(Schedule):
     """Half a cosine from `base` to `least` over `epochs`, after which it stays: torch's
     CosineAnnealingLR with T_max = epochs, stepped once per epoch (Loshchilov and Hutter 2017, arXiv
-    1608.03983, without restarts)."""
+    1608.03983, without restarts), or as there once per update."""
 
     base: float
     epochs: int
     least: float = 0.0
+    each_update: bool = False
 
-    def rate(self, epoch: int) -> float:
+    def rate(self, epoch: float) -> float:
         part = min(epoch / self.epochs, 1.0)
         return self.least + (self.base - self.least) * (1 + math.cos(math.pi * part)) / 2
 

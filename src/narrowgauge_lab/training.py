@@ -235,9 +235,8 @@ class Training:
     def run_epoch(self) -> Evaluation:
         """Train the next epoch and record it."""
         started = time.monotonic()
-        rate = self.recipe.schedule.rate(self.epoch)
+        rate = self._set_rate()
         skipped_before = self.step.skipped
-        self.optimizer.set_rate(rate)
         if self.recipe.objective is not None:
             self.recipe.objective.begin_epoch(self.epoch, self.model)
         self.group.wait()  # the windows of all begin together
@@ -275,6 +274,12 @@ class Training:
         self.history.emit(self.ctx, first=self.epoch - 1)
         return evaluation
 
+    def _set_rate(self, part: float = 0.0) -> float:
+        """To what the schedule has when such a part of the epoch is over."""
+        rate = self.recipe.schedule.rate(self.epoch + part)
+        self.optimizer.set_rate(rate)
+        return rate
+
     def _evaluate(self) -> Evaluation:
         return evaluate(
             self.model, self.test_set, self.mode, self.recipe.test_batch_size, self.group,
@@ -295,7 +300,9 @@ class Training:
             self.training_set.redraw(self.generators["augment"])
         seen = 0
         self._batches = order.split(self.recipe.batch_size * self.group.size)
-        for indices in self._batches:
+        for number, indices in enumerate(self._batches):
+            if self.recipe.schedule.each_update:
+                self._set_rate(number / len(self._batches))
             self.step(indices)
             seen += indices.shape[0]
             self._show_progress(seen)

@@ -23,6 +23,7 @@ from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.data import synthetic_data
 from narrowgauge_lab.experiments import load_run
 from narrowgauge_lab.measure.cost import count
+from narrowgauge_lab.optim import Adam
 from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
 
 QUICK = (
@@ -166,6 +167,22 @@ def test_snapshots_are_one_network_at_the_ends_of_cycles(tmp_path: Path) -> None
     logits = _answers(tmp_path / "still").test.logits
     np.testing.assert_allclose(logits[1], logits[0], atol=1e-6)
     assert not np.allclose(*_answers(tmp_path).test.logits, atol=1e-6)
+
+
+def test_the_rate_falls_also_within_cycles_of_one_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: List[float] = []
+    step = Adam.step
+
+    def watched(self: Adam, skip: Any = None) -> None:
+        seen.append(self.rate.item())
+        step(self, skip)
+
+    monkeypatch.setattr(Adam, "step", watched)
+    ROWS.run(tmp_path, "method=snapshot", "members=2", "epochs=2", "lr=0.01")
+
+    assert seen == pytest.approx([0.01, 0.005] * 2)  # 64 images in batches of 32
 
 
 class _Counted(nn.Module):

@@ -33,10 +33,11 @@ def _answers(out: Path, *words: str) -> np.ndarray:
     return np.asarray(read_logits(out / "row-0" / LOGITS_FILE).test.logits)
 
 
-@pytest.mark.parametrize("method", ["bagging", "fusion", "boosting"])
+@pytest.mark.parametrize("method", ["bagging", "fusion", "snapshot", "boosting"])
 def test_captured_steps_do_what_launched_ones_do(tmp_path: Path, method: str) -> None:
-    captured = _answers(tmp_path / "captured", f"method={method}")
-    launched = _answers(tmp_path / "launched", f"method={method}", "graphs=off")
+    words = [f"method={method}", *(["members=2"] if method == "snapshot" else [])]
+    captured = _answers(tmp_path / "captured", *words)
+    launched = _answers(tmp_path / "launched", *words, "graphs=off")
     np.testing.assert_allclose(captured, launched, rtol=0.0, atol=TOLERANCE)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -10,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -24,6 +26,8 @@ from narrowgauge_lab import precision, torch_compat, training, training_checkpoi
 from narrowgauge_lab.checkpoint import CheckpointMismatchError, Checkpoints
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.history import EPOCH_METRICS, SCALING_METRICS
+from narrowgauge_lab.optim import SGD
+from narrowgauge_lab.schedule import Cosine
 
 #: Timings differ from run to run; everything else must not.
 _TIMED = {"images_per_second", "epoch_seconds"}
@@ -115,6 +119,27 @@ def test_the_confusion_matrix_is_of_the_last_epoch_on_the_whole_test_set(tmp_pat
     # Rows are the true classes.
     true = np.bincount(feeds()[1].labels.numpy(), minlength=3)
     assert counts.sum(axis=1).tolist() == true.tolist()
+
+
+@pytest.mark.parametrize("each_update", [False, True])
+def test_updates_have_the_rate_of_their_time(tmp_path: Path, each_update: bool) -> None:
+    """70 images in batches of 20: four updates an epoch."""
+    seen: List[float] = []
+
+    class Watched(SGD):
+        def step(self, skip: Optional[torch.Tensor] = None) -> None:
+            seen.append(self.rate.item())
+            super().step(skip)
+
+    schedule = Cosine(0.05, 2, each_update=each_update)
+    watched = functools.partial(Watched, rate=0.05, momentum=0.9)
+    given = recipe(epochs=2, batch_size=20)
+    case = Case(tmp_path)
+    case.train(dataclasses.replace(given, schedule=schedule, optimizer=watched))
+
+    times = [k / 4 if each_update else k // 4 for k in range(8)]
+    assert seen == pytest.approx([schedule.rate(time) for time in times])
+    assert case.values("learning_rate") == pytest.approx((0.05, 0.025)), "as an epoch begins"
 
 
 def test_a_seed_fixes_weights_and_metrics(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from training_cases import Case, recipe
 
 from narrowgauge_lab import precision, torch_compat
+from narrowgauge_lab.schedule import Cosine
 
 pytestmark = pytest.mark.gpu
 
@@ -65,6 +67,24 @@ def test_the_rate_of_a_later_epoch_reaches_a_captured_step(tmp_path: Path) -> No
 
     moved = (kept[4] - kept[2]).norm().item()
     assert (kept[4] - eager).norm().item() <= 0.2 * moved + 1e-4
+
+
+def test_the_rate_of_every_update_reaches_a_captured_step(tmp_path: Path) -> None:
+    """Captured and launched updates end alike, and not where a constant rate leads."""
+    _needs_graphs()
+    kept = {}
+    for graphs in ("auto", "off"):
+        case = Case(tmp_path / graphs, CUDA)
+        given = recipe(epochs=2, batch_size=10, graphs=graphs)
+        schedule = Cosine(0.05, 2, each_update=True)
+        given = dataclasses.replace(given, schedule=schedule)
+        kept[graphs] = case.train(given, dropout=0.0).linear.weight.detach().clone()
+        assert case.row().facts["graphs_ran"] == ("cuda-graph" if graphs == "auto" else "off")
+    constant = Case(tmp_path / "constant", CUDA)
+    other = constant.train(recipe(epochs=2, batch_size=10), dropout=0.0).linear.weight.detach()
+
+    apart = (other - kept["off"]).norm().item()
+    assert (kept["auto"] - kept["off"]).norm().item() <= 0.2 * apart + 1e-4
 
 
 @pytest.mark.parametrize("name", ["fp32", "tf32", "bf16", "fp16"])
