@@ -17,12 +17,13 @@ from narrowgauge_lab import training
 from narrowgauge_lab.anytime.feeds import Splits
 from narrowgauge_lab.augment import Feed
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.optim import FlatOptimizer, OptimizerMaker
 from narrowgauge_lab.schedule import Cosine
 
 from .boosting import Boosted, Residual
 from .members import COMBINED, IMAGENET_FORM, Joined, Numbered, make_member
 
-__all__ = ["Fitting", "bootstrapped", "require_batches", "require_fitting"]
+__all__ = ["Fitting", "bootstrapped", "carried_on", "require_batches", "require_fitting"]
 
 
 def bootstrapped(feed: Feed, seed: int) -> Feed:
@@ -33,6 +34,20 @@ def bootstrapped(feed: Feed, seed: int) -> Feed:
     mine.images = feed.images.index_select(0, chosen)
     mine.labels = feed.labels.index_select(0, chosen)
     return mine
+
+
+def carried_on(make: OptimizerMaker) -> OptimizerMaker:
+    """Makes optimisers of which each begins with the moments that the one before has by then."""
+    made: List[FlatOptimizer] = []
+
+    def maker(model: nn.Module) -> FlatOptimizer:
+        optimizer = make(model)
+        if made:
+            optimizer.load_state_dict(made.pop().state_dict())
+        made.append(optimizer)
+        return optimizer
+
+    return maker
 
 
 @dataclasses.dataclass
@@ -112,7 +127,10 @@ class Fitting:
         Hutter 2017; Huang et al. 2017); its weights at the end of each are a member."""
         epochs, rate = self.recipe.epochs // self.count, self.ctx.parameters["lr"]
         schedule = Cosine(rate, epochs, each_update=True)
-        cycle = dataclasses.replace(self.recipe, epochs=epochs, schedule=schedule)
+        optimizer = carried_on(self.recipe.optimizer)
+        cycle = dataclasses.replace(
+            self.recipe, epochs=epochs, schedule=schedule, optimizer=optimizer
+        )
         found: List[Numbered] = []
         for number in range(self.count):
             if not self._train(number, self.members[0], self.splits.training, cycle):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Tuple
 
 import numpy as np
 import pytest
@@ -169,20 +169,24 @@ def test_snapshots_are_one_network_at_the_ends_of_cycles(tmp_path: Path) -> None
     assert not np.allclose(*_answers(tmp_path).test.logits, atol=1e-6)
 
 
-def test_the_rate_falls_also_within_cycles_of_one_epoch(
+def test_the_rate_falls_within_cycles_and_moments_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: List[float] = []
+    """Cycles of one epoch, which is two updates: 64 images in batches of 32."""
+    seen: List[Tuple[float, float]] = []
     step = Adam.step
 
     def watched(self: Adam, skip: Any = None) -> None:
-        seen.append(self.rate.item())
+        seen.append((self.rate.item(), self.state["steps"].item()))
         step(self, skip)
 
     monkeypatch.setattr(Adam, "step", watched)
-    ROWS.run(tmp_path, "method=snapshot", "members=2", "epochs=2", "lr=0.01")
+    words = ("method=snapshot", "members=2", "epochs=2", "lr=0.01")
+    ROWS.run(tmp_path, *words)
 
-    assert seen == pytest.approx([0.01, 0.005] * 2)  # 64 images in batches of 32
+    rates, updates = zip(*seen)
+    assert rates == pytest.approx([0.01, 0.005] * 2)
+    assert updates == (0, 1, 2, 3)
 
 
 class _Counted(nn.Module):
@@ -367,22 +371,24 @@ def test_what_cannot_be_is_said_before_anything_is_trained(
         ROWS.run(tmp_path, *words)
 
 
-def _resumable(out: Path, resume: bool) -> RowContext:
-    chosen = {word.partition("=")[0]: word for word in (*QUICK, "method=boosting", "members=2")}
+def _resumable(out: Path, resume: bool, method: str = "boosting") -> RowContext:
+    words = (*QUICK, f"method={method}", "members=2", "epochs=2")
+    chosen = {word.partition("=")[0]: word for word in words}
     plan = ROWS.job(*chosen.values()).rows[0]
     log = EventLog(out / EVENTS_FILE)
     log.emit(EventKind.ROW_START, 0, repeat=0, seed=plan.seed, parameters=plan.parameters)
     return RowContext(plan, log, out, device=CPU, profile="smoke", resume=resume)
 
 
+@pytest.mark.parametrize("method", ["boosting", "snapshot"])
 def test_a_row_that_was_stopped_goes_on_with_its_member(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder in (whole, cut):
         folder.mkdir()
     run = load_run(EXPERIMENTS, "ensembles")
-    run(_resumable(whole, False))
+    run(_resumable(whole, False, method))
     fitting = ROWS.module("fitting")
     train, trained = fitting.training.train, []
 
@@ -394,9 +400,9 @@ def test_a_row_that_was_stopped_goes_on_with_its_member(
 
     monkeypatch.setattr(fitting.training, "train", stopped)
     with pytest.raises(KeyboardInterrupt):
-        run(_resumable(cut, False))
+        run(_resumable(cut, False, method))
     monkeypatch.setattr(fitting.training, "train", train)
-    run(_resumable(cut, True))
+    run(_resumable(cut, True, method))
 
     np.testing.assert_array_equal(_answers(cut).test.logits, _answers(whole).test.logits)
 
