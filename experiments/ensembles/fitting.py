@@ -17,13 +17,12 @@ from narrowgauge_lab import training
 from narrowgauge_lab.anytime.feeds import Splits
 from narrowgauge_lab.augment import Feed
 from narrowgauge_lab.context import RowContext
-from narrowgauge_lab.optim import FlatOptimizer, OptimizerMaker
 from narrowgauge_lab.schedule import Cosine
 
 from .boosting import Boosted, Residual
 from .members import COMBINED, IMAGENET_FORM, Joined, Numbered, make_member
 
-__all__ = ["Fitting", "bootstrapped", "carried_on", "require_batches", "require_fitting"]
+__all__ = ["Fitting", "bootstrapped", "require_batches", "require_fitting"]
 
 
 def bootstrapped(feed: Feed, seed: int) -> Feed:
@@ -34,20 +33,6 @@ def bootstrapped(feed: Feed, seed: int) -> Feed:
     mine.images = feed.images.index_select(0, chosen)
     mine.labels = feed.labels.index_select(0, chosen)
     return mine
-
-
-def carried_on(make: OptimizerMaker) -> OptimizerMaker:
-    """Makes optimisers of which each begins with the moments that the one before has by then."""
-    made: List[FlatOptimizer] = []
-
-    def maker(model: nn.Module) -> FlatOptimizer:
-        optimizer = make(model)
-        if made:
-            optimizer.load_state_dict(made.pop().state_dict())
-        made.append(optimizer)
-        return optimizer
-
-    return maker
 
 
 @dataclasses.dataclass
@@ -127,9 +112,10 @@ class Fitting:
         Hutter 2017; Huang et al. 2017); its weights at the end of each are a member."""
         epochs, rate = self.recipe.epochs // self.count, self.ctx.parameters["lr"]
         schedule = Cosine(rate, epochs, each_update=True)
-        optimizer = carried_on(self.recipe.optimizer)
+        # One of all cycles: its moments go on.
+        optimizer = self.recipe.optimizer(self.members[0])
         cycle = dataclasses.replace(
-            self.recipe, epochs=epochs, schedule=schedule, optimizer=optimizer
+            self.recipe, epochs=epochs, schedule=schedule, optimizer=lambda _: optimizer
         )
         found: List[Numbered] = []
         for number in range(self.count):
