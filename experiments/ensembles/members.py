@@ -13,7 +13,7 @@ from torch import nn
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab.compiling import PartByPart
 from narrowgauge_lab.networks.cifar_resnet import cifar_resnet
-from narrowgauge_lab.networks.resnet import ResNet
+from narrowgauge_lab.networks.resnet import resnet50
 
 __all__ = ["COMBINED", "IMAGENET_FORM", "Joined", "LeNet5", "combine", "make_member"]
 
@@ -58,7 +58,7 @@ def make_member(network: str, width: float, classes: int) -> nn.Module:
     if network == "lenet5":
         return LeNet5(width, classes)
     if network == IMAGENET_FORM:
-        return ResNet((3, 4, 6, 3), round(64 * width), classes)
+        return resnet50(width, classes)
     return cifar_resnet(int(network[len("resnet") :]), width, classes)
 
 

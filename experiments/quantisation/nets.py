@@ -13,7 +13,7 @@ from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State
 from narrowgauge_lab.anytime.systems.branchynet import branchy_net
 from narrowgauge_lab.networks.cifar_resnet import cifar_resnet
-from narrowgauge_lab.networks.resnet import ResNet
+from narrowgauge_lab.networks.resnet import resnet50
 from narrowgauge_lab.optim import SGD, Adam, OptimizerMaker
 from narrowgauge_lab.schedule import Cosine, Schedule, Step
 
@@ -55,11 +55,6 @@ def _qkeras_mnist(width: float) -> nn.Module:
     )  # fmt: skip
 
 
-def _imagenet_form(width: float) -> nn.Module:
-    """ResNet-50 with the stem and the 1,000 classes that torchvision gives it."""
-    return ResNet((3, 4, 6, 3), width=max(1, round(64 * width)))
-
-
 def _cifar_form(depth: int) -> Net:
     return Net((3, 32, 32), lambda width: cifar_resnet(depth, width), 0.1, adam=False)
 
@@ -71,7 +66,7 @@ NETS: Dict[str, Net] = {
     "resnet18": _cifar_form(18),
     "resnet50": _cifar_form(50),
     "resnet101": _cifar_form(101),
-    "resnet50-imagenet-form": Net((3, 32, 32), _imagenet_form, 0.1, adam=False),
+    "resnet50-imagenet-form": Net((3, 32, 32), resnet50, 0.1, adam=False),
 }
 
 

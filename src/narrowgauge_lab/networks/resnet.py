@@ -8,7 +8,7 @@ from typing import Optional, Tuple, Type, Union
 import torch
 from torch import nn
 
-__all__ = ["BasicBlock", "Bottleneck", "EarlyBottleneck", "ResNet"]
+__all__ = ["BasicBlock", "Bottleneck", "EarlyBottleneck", "ResNet", "resnet50"]
 
 
 def _conv(channels_in: int, channels_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
@@ -125,3 +125,9 @@ class ResNet(nn.Module):
         hidden = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         hidden = self.layer4(self.layer3(self.layer2(self.layer1(hidden))))
         return self.fc(torch.flatten(self.avgpool(hidden), 1))
+
+
+def resnet50(width: float = 1.0, classes: int = 1000) -> ResNet:
+    """ResNet-50 with its channels, 64 in the first layer, times `width`: at least one there. Of
+    images of 32×32 pixels one position reaches the last stage: 85,458,944 multiply-accumulates."""
+    return ResNet((3, 4, 6, 3), max(1, round(64 * width)), classes)
