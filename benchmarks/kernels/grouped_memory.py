@@ -1,15 +1,15 @@
 """Which kernels of cuDNN go beyond a grouped convolution's tensors, by compute-sanitizer.
 
     PYTHONPATH=src python benchmarks/kernels/grouped_memory.py [--dtypes float32 bfloat16]
-                   [--layouts nhwc nchw] [--branches 4 8 16] [--groups 1 3 7] [--filled]
+                   [--layouts nhwc nchw] [--branches 4 8 16] [--groups 1 3 7] [--ours]
                    [--search on|off] [--jobs 8] [--json FILE]
 
 Each case is a process of its own under `compute-sanitizer` (of the CUDA toolkit): a convolution of
 `groups` branches with its gradients, every tensor in an allocation of its own, as a training gives
 them to cuDNN. The first access that is nobody's ends the process, so a row tells the first kernel
 of its case that is at fault, and no others. `--search off` leaves out cuDNN's search for the
-fastest kernel, which runs all that it has. `--filled` fills channels up to sixteens, as IResNeXt
-does (`grouped_conv` of `narrowgauge_lab.anytime.systems.iresnext_parts`): where a row tells a fault
+fastest kernel, which runs all that it has. `--ours` is one product of all channels, as IResNeXt has
+it (`grouped_conv` of `narrowgauge_lab.anytime.systems.iresnext_parts`): where a row tells a fault
 even then the exit code is 1. It is 2 where a case could not be run.
 """
 
@@ -62,7 +62,7 @@ def _number(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-def run_case(dtype: str, layout: str, branch: int, groups: int, filled: bool, search: bool) -> None:
+def run_case(dtype: str, layout: str, branch: int, groups: int, ours: bool, search: bool) -> None:
     """What a process under the tool does; prints each pass before it begins, and `done`."""
     import torch
 
@@ -77,7 +77,7 @@ def run_case(dtype: str, layout: str, branch: int, groups: int, filled: bool, se
     weight = torch.randn(channels, branch, 3, 3, device="cuda", dtype=given)
     weight = weight.contiguous(memory_format=form).requires_grad_()
     print("forward", flush=True)
-    if filled:
+    if ours:
         y = grouped_conv(x, weight, groups)
     else:
         y = torch.nn.functional.conv2d(x, weight, padding=1, groups=groups)
@@ -92,7 +92,7 @@ def measured(case: tuple[str, str, int, int], options: argparse.Namespace) -> di
     """The row of a case: `fault` is what `accessed` found, `error` why it was not run."""
     words = [options.sanitizer, "--show-backtrace", "no", "--print-limit", "1", sys.executable]
     words += [__file__, "--case", *map(str, case), "--search", options.search]
-    words += ["--filled"] if options.filled else []
+    words += ["--ours"] if options.ours else []
     env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     row: dict[str, Any] = dict(zip(_FIELDS, case, strict=True))
     try:
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--layouts", nargs="+", choices=("nhwc", "nchw"), default=["nhwc", "nchw"])
     parser.add_argument("--branches", nargs="+", type=int, default=[4, 8, 16])
     parser.add_argument("--groups", nargs="+", type=int, default=[1, 3, 7])
-    parser.add_argument("--filled", action="store_true", help="channels filled up to sixteens")
+    parser.add_argument("--ours", action="store_true", help="one product of all channels")
     parser.add_argument("--search", choices=("on", "off"), default="on")
     parser.add_argument("--jobs", type=int, default=8, help="cases at once (default: 8)")
     parser.add_argument("--sanitizer", default="compute-sanitizer", metavar="PROGRAM")
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.case:
         dtype, layout, branch, groups = options.case
-        run_case(dtype, layout, int(branch), int(groups), options.filled, options.search == "on")
+        run_case(dtype, layout, int(branch), int(groups), options.ours, options.search == "on")
         return 0
     if shutil.which(options.sanitizer) is None:
         print(f"error: no {options.sanitizer} here; it is of the CUDA toolkit", file=sys.stderr)
@@ -156,11 +156,11 @@ def main(arguments: Sequence[str]) -> int:
         print(_told(row))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        whole = {"filled": options.filled, "search": options.search, "rows": rows}
+        whole = {"ours": options.ours, "search": options.search, "rows": rows}
         options.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     if any(row["error"] for row in rows):
         return 2
-    return 1 if options.filled and any(row["fault"] for row in rows) else 0
+    return 1 if options.ours and any(row["fault"] for row in rows) else 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, List, Tuple
 
@@ -15,10 +16,17 @@ from narrowgauge_contract.errors import BadValueError, UnknownNameError
 from narrowgauge_lab import checkpoint
 from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
 from narrowgauge_lab.anytime.network import select
+from narrowgauge_lab.anytime.systems import iresnext as iresnext_system
+from narrowgauge_lab.anytime.systems import iresnext_incremental as incremental_system
 from narrowgauge_lab.anytime.systems import iresnext_parts
 from narrowgauge_lab.anytime.systems.iresnext import SharedIResNeXt, iresnext
 from narrowgauge_lab.anytime.systems.iresnext_incremental import IncrementalIResNeXt
-from narrowgauge_lab.anytime.systems.iresnext_parts import Drawn, ExitNorm, prefixes
+from narrowgauge_lab.anytime.systems.iresnext_parts import (
+    Drawn,
+    ExitNorm,
+    across_groups,
+    prefixes,
+)
 from narrowgauge_lab.errors import DataCorruptError
 
 FORMS = ("shared", "incremental")
@@ -77,6 +85,37 @@ class TestCosts:
         for group, found in enumerate(costs.trunk):
             reduce, grouped, expand = 8 * (group + 1) * 4, 4 * 4 * 9, 4 * 8
             assert found == 1024 * (3 * 9 * 8 + 3 * 2 * (reduce + grouped + expand))
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_are_not_those_of_zeros_between_groups(
+        self, form: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever a GPU does for a convolution by groups, a copy on a CPU is what is counted."""
+        net, images = _small(form), _images(1)
+        kept = [parameter.detach().clone() for parameter in net.parameters()]
+        expected = exit_costs(net, images)
+        seen: List[torch.nn.Module] = []
+
+        def elsewhere(given: torch.nn.Module, example: torch.Tensor) -> Any:
+            seen.append(given)
+            return copy.deepcopy(given).float().cpu(), example.float().cpu()
+
+        for system in (iresnext_system, incremental_system):
+            monkeypatch.setattr(system, "on_processor", elsewhere)
+
+        assert exit_costs(net, images) == expected
+        assert seen == [net]
+        assert iresnext_parts.on_processor(net, images) == (net, images)
+        assert all(torch.equal(*pair) for pair in zip(kept, net.parameters()))
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("form", FORMS)
+    def test_are_those_of_a_processor_on_a_gpu(self, form: str) -> None:
+        net, images = _small(form), _images(1)
+        expected = exit_costs(net, images)
+
+        assert exit_costs(net.cuda().half(), images.cuda().half()) == expected
+        assert all(parameter.is_cuda for parameter in net.parameters())
 
     @pytest.mark.parametrize("form", FORMS)
     def test_a_quarter_of_the_width(self, form: str) -> None:
@@ -407,31 +446,22 @@ def test_prefixes_of_which_one_is_not_used() -> None:
 
 
 class TestGroupedConvolution:
-    """By sixteens of channels, as a GPU gets it; see `grouped_conv`."""
+    """By one product of all channels, as a GPU gets it; see `grouped_conv`."""
 
     @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+    @pytest.mark.parametrize("size", [1, 3])
     @pytest.mark.parametrize(
-        ("groups", "branch"), [(1, 4), (3, 4), (7, 4), (5, 8), (7, 8), (7, 1), (3, 2)]
+        ("groups", "before", "after"), [(1, 4, 4), (3, 4, 4), (8, 8, 8), (7, 1, 1), (8, 4, 3)]
     )
-    def test_filled_up_it_is_the_same_with_the_same_gradients(
-        self, monkeypatch: pytest.MonkeyPatch, groups: int, branch: int, layout: Any
+    def test_across_groups_it_is_the_same_with_the_same_gradients(
+        self, groups: int, before: int, after: int, size: int, layout: Any
     ) -> None:
-        channels = groups * branch
-        x, weight, given = _grouped_case(channels, branch)
+        x, weight, given = _grouped_case(groups, before, after, size)
         x = x.contiguous(memory_format=layout).requires_grad_()
-        seen: List[Tuple[int, int, int]] = []
-        plain = F.conv2d
 
-        def watched(x: torch.Tensor, weight: torch.Tensor, **rest: Any) -> torch.Tensor:
-            seen.append((x.shape[1], weight.shape[0], rest["groups"]))
-            return plain(x, weight, **rest)
+        expected = F.conv2d(x, weight, padding=size // 2, groups=groups)
+        found = F.conv2d(x, across_groups(weight, groups), padding=size // 2)
 
-        expected = plain(x, weight, padding=1, groups=groups)
-        monkeypatch.setattr(iresnext_parts.F, "conv2d", watched)
-        found = iresnext_parts._filled_up(x, weight, groups, -channels % 16)
-
-        wide = -(-channels // 16) * 16
-        assert seen == [(wide, wide, wide // branch)]
         assert torch.allclose(found, expected, atol=1e-12)
         for one, other in zip(
             torch.autograd.grad(found, (x, weight), given),
@@ -440,17 +470,26 @@ class TestGroupedConvolution:
             assert one.shape == other.shape
             assert torch.allclose(one, other, atol=1e-11)
 
-    def test_what_is_not_a_number_stays_in_its_group(self) -> None:
-        x, weight, _ = _grouped_case(12, 4)
-        x[:, 4] = float("nan")
+    def test_between_groups_there_are_zeros(self) -> None:
+        """Of views too, as an exit has of the whole's filters."""
+        _, weight, _ = _grouped_case(3, 2, 2, 3)
 
-        found = iresnext_parts._filled_up(x, weight, 3, 4).isnan().any(3).any(2).any(0)
+        whole = across_groups(weight[:4], 2).detach()
 
-        assert found.tolist() == [4 <= channel < 8 for channel in range(12)]
+        assert whole.shape == (4, 4, 3, 3)
+        assert torch.equal(whole[:2, :2], weight[:2])
+        assert torch.equal(whole[2:, 2:], weight[2:4])
+        assert not whole[:2, 2:].any()
+        assert not whole[2:, :2].any()
 
-    def test_a_processor_fills_nothing_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(iresnext_parts, "_filled_up", None)
-        x, weight, _ = _grouped_case(12, 4)
+    def test_no_images(self) -> None:
+        _, weight, _ = _grouped_case(3, 4, 4, 3)
+
+        assert F.conv2d(torch.empty(0, 12, 5, 5).double(), across_groups(weight, 3)).shape[0] == 0
+
+    def test_a_processor_goes_group_by_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(iresnext_parts, "across_groups", None)
+        x, weight, _ = _grouped_case(3, 4, 4, 3)
 
         found = iresnext_parts.grouped_conv(x, weight, 3)
 
@@ -460,7 +499,7 @@ class TestGroupedConvolution:
     @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
     def test_a_gpu_gives_what_a_processor_does(self, dtype: torch.dtype, layout: Any) -> None:
-        x, weight, given = _grouped_case(12, 4)
+        x, weight, given = _grouped_case(3, 4, 4, 3)
         expected = F.conv2d(x, weight, padding=1, groups=3)
         expected_gradient = torch.autograd.grad(expected, weight, given)[0]
 
@@ -474,9 +513,12 @@ class TestGroupedConvolution:
         assert torch.allclose(gradient.cpu(), expected_gradient, atol=10 * room, rtol=room)
 
 
-def _grouped_case(channels: int, branch: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Images, filters and a gradient to begin with, in float64."""
-    drawn = torch.Generator().manual_seed(channels)
-    shapes = ((5, channels, 9, 7), (channels, branch, 3, 3), (5, channels, 9, 7))
+def _grouped_case(
+    groups: int, before: int, after: int, size: int
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Images, filters [groups * after, before, size, size] and a gradient, in float64."""
+    drawn = torch.Generator().manual_seed(groups)
+    filters = (groups * after, before, size, size)
+    shapes = ((5, groups * before, 9, 7), filters, (5, groups * after, 9, 7))
     x, weight, given = (torch.randn(s, generator=drawn, dtype=torch.float64) for s in shapes)
     return x, weight.requires_grad_(), given

@@ -83,7 +83,7 @@ def _stand_in(folder: Path, body: str) -> Path:
 WORDS = ("--dtypes", "float32", "bfloat16", "--layouts", "nhwc", "--branches", "4", "--groups", "3")
 
 
-@pytest.mark.parametrize(("more", "code"), [((), 0), (("--filled",), 1)])
+@pytest.mark.parametrize(("more", "code"), [((), 0), (("--ours",), 1)])
 def test_rows_tell_the_pass_and_the_kernel(
     script: ModuleType,
     tmp_path: Path,
@@ -93,7 +93,7 @@ def test_rows_tell_the_pass_and_the_kernel(
 ) -> None:
     """In float32 all is well; in bfloat16 the gradient's kernel writes beyond it."""
     body = (
-        f"assert ('--filled' in words) is {bool(more)}\n"
+        f"assert ('--ours' in words) is {bool(more)}\n"
         "assert words[words.index('--search') + 1] == 'off'\n"
         "print('forward'); print('backward')\n"
         f"print({WRITE!r} if dtype == 'bfloat16' else 'done')\n"
@@ -107,7 +107,7 @@ def test_rows_tell_the_pass_and_the_kernel(
     assert lines[0].split() == ["float32", "nhwc", "3", "of", "4", "-"]
     assert "backward: writes 8, 24 bytes behind 2016: sm80_xmma_wgrad" in lines[1]
     found = json.loads(into.read_text())
-    assert (found["filled"], found["search"]) == (bool(more), "off")
+    assert (found["ours"], found["search"]) == (bool(more), "off")
     assert [row["fault"] is None for row in found["rows"]] == [True, False]
     assert found["rows"][1]["fault"]["pass"] == "backward"
 

@@ -53,6 +53,7 @@ def exit_costs(net: AnytimeNetwork, example: torch.Tensor) -> ExitCosts:
     images = int(example.shape[0])
     if images < 1:
         raise BadValueError("the cost of no image cannot be counted", next_step="give one or more")
+    net, example = net.counted(example)
     trunk: List[int] = []
     whole: List[int] = []
     with in_eval_mode(net), torch.no_grad():

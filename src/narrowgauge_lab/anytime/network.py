@@ -75,6 +75,11 @@ class AnytimeNetwork(nn.Module, abc.ABC):
             state = self.advance(number, state, head=False).state
         return self.advance(exit, state).logits
 
+    def counted(self, example: torch.Tensor) -> Tuple[AnytimeNetwork, torch.Tensor]:
+        """What costs are counted of, with images [B, C, H, W]: itself, unless its form on their
+        device does more than its answers need."""
+        return self, example
+
     def require_exit(self, exit: int) -> None:
         """Raises BadValueError for an exit that there is not."""
         if not 0 <= exit < self.exits:

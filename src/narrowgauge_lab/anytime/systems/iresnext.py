@@ -31,6 +31,7 @@ from narrowgauge_lab.anytime.systems.iresnext_parts import (
     conv_weight,
     grouped_conv,
     laid_out,
+    on_processor,
     prefixes,
 )
 
@@ -129,6 +130,9 @@ class SharedIResNeXt(AnytimeNetwork):
 
     def forward(self, images: torch.Tensor) -> List[torch.Tensor]:
         return self.answers(images, range(self.exits))
+
+    def counted(self, example: torch.Tensor) -> Tuple[AnytimeNetwork, torch.Tensor]:
+        return on_processor(self, example)
 
     def answers(
         self, images: torch.Tensor, exits: Sequence[int], drawn: Sequence[Drawn] = ()

@@ -27,6 +27,7 @@ from narrowgauge_lab.anytime.systems.iresnext_parts import (
     conv_weight,
     grouped_conv,
     laid_out,
+    on_processor,
 )
 
 __all__ = ["IncrementalIResNeXt"]
@@ -72,7 +73,7 @@ class _Block(nn.Module):
         whole = [F.pad(part, (0, 0, 0, 0, 0, self._beyond(part))) for part in self.reduce]
         hidden = F.conv2d(self.norm1.normalise(stream), torch.cat(whole))
         hidden = grouped_conv(self.norm2.normalise(hidden), self.grouped, GROUPS)
-        return stream + F.conv2d(self.norm3.normalise(hidden), self.expand, groups=GROUPS)
+        return stream + grouped_conv(self.norm3.normalise(hidden), self.expand, GROUPS)
 
     def _beyond(self, part: torch.Tensor) -> int:
         return self.shape.stream - int(part.shape[1])
@@ -144,6 +145,9 @@ class IncrementalIResNeXt(AnytimeNetwork):
         if self.training:
             return self.answers(images, range(self.exits))
         return super().forward(images)
+
+    def counted(self, example: torch.Tensor) -> Tuple[AnytimeNetwork, torch.Tensor]:
+        return on_processor(self, example)
 
     def answers(
         self, images: torch.Tensor, exits: Sequence[int], drawn: Sequence[Drawn] = ()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +19,11 @@ __all__ = [
     "Drawn",
     "ExitNorm",
     "Geometry",
+    "across_groups",
     "conv_weight",
     "grouped_conv",
     "laid_out",
+    "on_processor",
     "prefixes",
 ]
 
@@ -29,8 +32,8 @@ GROUPS = 8
 #: Channels of the residual stream in the three stages, and of one branch, at width 1.
 _STREAMS = (64, 128, 256)
 _BRANCHES = (4, 8, 16)
-#: Filters that cuDNN's kernels for grouped convolutions take at once; a branch's width divides it.
-_FILTERS_AT_ONCE = 16
+
+_Network = TypeVar("_Network", bound=nn.Module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,27 +135,40 @@ def prefixes(weight: torch.Tensor, dim: int, sizes: Sequence[int]) -> List[torch
 
 
 def grouped_conv(x: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Tensor:
-    """A convolution of `x` [B, C, H, W] by 3×3 filters [C, C / groups, 3, 3], which keeps H and W;
-    on a GPU by sixteens of channels, the last of them filled up with zeros.
+    """A convolution of `x` [B, C, H, W] by filters [C', C / groups, K, K] of odd K, which keeps H
+    and W; on a GPU by one product of all channels, with zeros between the groups.
 
-    cuDNN 9 has implicit GEMMs for channels last (`…_g16_…`, seen on an H200 in bf16 through
-    compute-sanitizer) that take filters by sixteens however few there are: the forward pass reads
-    beyond them, and the pass for their gradient *writes* beyond it, over what lies next in memory
-    or in memory of nobody, an illegal access. Its search for the fastest kernel runs them even
-    where it takes another. Twice that ended a training after thousands of updates.
+    cuDNN 9's kernels for groups as narrow as these are of 16 channels each: beside tensor cores
+    that stand idle they take filters by sixteens however few there are (`…_g16_…`, seen on an H200
+    in bf16 and channels last through compute-sanitizer). The forward pass reads beyond the filters
+    and the pass for their gradient *writes* beyond it, over what lies next in memory or in memory
+    of nobody, an illegal access; its search for the fastest kernel runs them even where it takes
+    another. The whole product has up to 8 times the multiply-accumulates, which are not counted
+    (`on_processor`), and what is not a number in one group is none in any.
     """
-    beyond = -weight.shape[0] % _FILTERS_AT_ONCE
-    if x.device.type == "cpu" or not beyond:
-        return F.conv2d(x, weight, padding=1, groups=groups)
-    return _filled_up(x, weight, groups, beyond)
+    # unverified: IResNeXt's branches as one product | no GPU time | kernels/grouped_conv.py
+    padding = weight.shape[-1] // 2
+    if x.device.type == "cpu" or groups == 1:
+        return F.conv2d(x, weight, padding=padding, groups=groups)
+    return F.conv2d(x, across_groups(weight, groups), padding=padding)
 
 
-def _filled_up(x: torch.Tensor, weight: torch.Tensor, groups: int, beyond: int) -> torch.Tensor:
-    """The same with `beyond` more channels and filters of zeros, in groups of their own."""
-    more = beyond // weight.shape[1]
-    wide = F.pad(x, (0, 0, 0, 0, 0, beyond))
-    filters = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, beyond))
-    return F.conv2d(wide, filters, padding=1, groups=groups + more).narrow(1, 0, weight.shape[0])
+def across_groups(weight: torch.Tensor, groups: int) -> torch.Tensor:
+    """Filters [C', C / groups, K, K] of a convolution by groups as those of one without them:
+    [C', C, K, K], zero where a filter looks at another group's channels."""
+    after, before, *size = weight.shape
+    own = weight.reshape(groups, after // groups, before, *size)
+    # [filters and channels of a group, K, K, the group of a filter, the group of a channel]
+    spread = torch.diag_embed(own.permute(1, 2, 3, 4, 0))
+    return spread.permute(4, 0, 5, 1, 2, 3).reshape(after, groups * before, *size)
+
+
+def on_processor(net: _Network, example: torch.Tensor) -> Tuple[_Network, torch.Tensor]:
+    """Network and images to count costs on: as they are on a CPU, copies there of others, since
+    `grouped_conv` does more on a GPU than a network needs."""
+    if example.device.type == "cpu":
+        return net, example
+    return copy.deepcopy(net).float().cpu(), example.float().cpu()
 
 
 class _Prefixes(torch.autograd.Function):
