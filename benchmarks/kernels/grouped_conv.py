@@ -4,16 +4,19 @@
         [--groups 1 3 5 8] [--dtypes bfloat16 float32] [--pairs N] [--json FILE]
     python benchmarks/kernels/grouped_conv.py --show FILE
 
-A call is the forward pass and both gradients of a 3x3 convolution in channels last, of maps as its
-stage has them. `grouped` is `torch.nn.functional.conv2d` with groups; `filled` the same with
-channels of zeros up to a multiple of 16, which keeps cuDNN's kernels within their tensors (see
-`grouped_memory.py`). Each takes turns with ours (`grouped_conv` of
-`narrowgauge_lab.anytime.systems.iresnext_parts`). Needs a GPU.
+A call is the forward pass and both gradients of a convolution in channels last, of maps as its
+stage has them: 3x3 for each number of branches, and the 1x1 that ends a block of the incremental
+form. `grouped` is `torch.nn.functional.conv2d` with groups; `filled` the same with channels of
+zeros up to a multiple of 16, which keeps cuDNN's kernels within their tensors (`grouped_memory.py`
+tells how `grouped` goes beyond; rows are written as they come, should that end the process). Each
+takes turns with ours (`grouped_conv` of `narrowgauge_lab.anytime.systems.iresnext_parts`). float32
+is IEEE's, not TF32. Needs a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
@@ -23,9 +26,9 @@ from typing import Any
 
 #: The extent of a branch's maps by its width: the stages of IResNeXt.
 EXTENTS = {4: 32, 8: 16, 16: 8}
-OTHERS = ("grouped", "filled")
 #: Filters that cuDNN's kernels for grouped convolutions take at once.
 _AT_ONCE = 16
+_BRANCHES = 8
 
 
 def filled(x: Any, weight: Any, groups: int) -> Any:
@@ -33,19 +36,23 @@ def filled(x: Any, weight: Any, groups: int) -> Any:
     from torch.nn import functional
 
     beyond = -weight.shape[0] % _AT_ONCE
+    if not beyond:
+        return grouped(x, weight, groups)
     wide = functional.pad(x, (0, 0, 0, 0, 0, beyond))
     filters = functional.pad(weight, (0, 0, 0, 0, 0, 0, 0, beyond))
-    found = functional.conv2d(
-        wide, filters, padding=1, groups=groups + beyond // int(weight.shape[1])
-    )
-    return found.narrow(1, 0, weight.shape[0])
+    more = beyond // int(weight.shape[1])
+    return grouped(wide, filters, groups + more).narrow(1, 0, weight.shape[0])
 
 
 def grouped(x: Any, weight: Any, groups: int) -> Any:
     """As cuDNN has it."""
     from torch.nn import functional
 
-    return functional.conv2d(x, weight, padding=1, groups=groups)
+    return functional.conv2d(x, weight, padding=weight.shape[-1] // 2, groups=groups)
+
+
+#: What takes turns with ours; the last one's turns are those whose seconds are kept.
+OTHERS: dict[str, Callable[[Any, Any, int], Any]] = {"filled": filled, "grouped": grouped}
 
 
 def _call(
@@ -57,6 +64,48 @@ def _call(
     return lambda: torch.autograd.grad(way(x, weight, groups), (x, weight), given)
 
 
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A convolution of `groups` groups from `branch` to `after` channels by size x size filters."""
+
+    dtype: str
+    branch: int
+    groups: int
+    after: int
+    size: int
+
+    def tensors(self, images: int, device: Any) -> tuple[Any, Any, Any]:
+        """Images, filters, and what comes back."""
+        import torch
+
+        generator = torch.Generator(device=device).manual_seed(0)
+        before, after, extent = self.branch * self.groups, self.after * self.groups, self._extent()
+        shapes = (
+            (images, before, extent, extent),
+            (after, self.branch, self.size, self.size),
+            (images, after, extent, extent),
+        )
+        x, weight, given = (
+            torch.randn(shape, generator=generator, device=device).to(getattr(torch, self.dtype))
+            for shape in shapes
+        )
+        x, given = (each.contiguous(memory_format=torch.channels_last) for each in (x, given))
+        return x.requires_grad_(), weight.requires_grad_(), given
+
+    def _extent(self) -> int:
+        return EXTENTS.get(self.branch, 8)
+
+
+def cases(options: argparse.Namespace) -> list[Case]:
+    """Those asked for, and of each dtype and width the 1x1 of the incremental form."""
+    found = []
+    for dtype in options.dtypes:
+        for branch in options.branches:
+            found += [Case(dtype, branch, groups, branch, 3) for groups in options.groups]
+            found.append(Case(dtype, branch, _BRANCHES, 2 * branch, 1))
+    return found
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Every case, with the conditions."""
     import torch
@@ -66,60 +115,47 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
     device = torch.device("cuda")
     torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = False
     plan = TimingPlan(hide_launches=True, limit_s=options.limit)
-    rows = []
-    cases = [
-        (dtype, branch, groups)
-        for dtype in options.dtypes
-        for branch in options.branches
-        for groups in options.groups
-    ]
-    for dtype, branch, groups in cases:
-        tensors = _tensors(dtype, branch, groups, options.images, device)
-        row: dict[str, Any] = {"dtype": dtype, "branch": branch, "groups": groups}
-        for name, way in zip(OTHERS, (grouped, filled), strict=True):
-            ours, other = (_call(each, tensors, groups) for each in (grouped_conv, way))
-            found = interleave(ours, other, device, plan, options.pairs)
-            row["seconds"] = list(found.first.seconds)
-            row[name] = list(found.ratios)
-        rows.append(row)
-        print(_line(row), file=sys.stderr, flush=True)
-    return {
+    result: dict[str, Any] = {
         "card": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
         "images": options.images,
-        "rows": rows,
+        "rows": [],
     }
+    for case in cases(options):
+        tensors = case.tensors(options.images, device)
+        row = dataclasses.asdict(case)
+        for name, way in OTHERS.items():
+            ours, other = (_call(each, tensors, case.groups) for each in (grouped_conv, way))
+            found = interleave(ours, other, device, plan, options.pairs)
+            row[name] = list(found.ratios)
+            row["seconds"] = list(found.first.seconds)
+        result["rows"].append(row)
+        print(_line(row), file=sys.stderr, flush=True)
+        if options.json:
+            write(options.json, result)
+    return result
 
 
-def _tensors(
-    dtype: str, branch: int, groups: int, images: int, device: Any
-) -> tuple[Any, Any, Any]:
-    """Images, filters, and what comes back."""
-    import torch
-
-    generator = torch.Generator(device=device).manual_seed(0)
-    channels, extent = branch * groups, EXTENTS.get(branch, 8)
-    shapes = ((images, channels, extent, extent), (channels, branch, 3, 3))
-    x, weight = (
-        torch.randn(shape, generator=generator, device=device).to(getattr(torch, dtype))
-        for shape in shapes
-    )
-    x = x.contiguous(memory_format=torch.channels_last)
-    return x.requires_grad_(), weight.requires_grad_(), torch.randn_like(x)
+def write(path: Path, result: dict[str, Any]) -> None:
+    """As `--show` takes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def _line(row: dict[str, Any]) -> str:
     taken = 1e6 * statistics.median(row["seconds"])
     over = " | ".join(f"{statistics.median(row[name]):.2f}" for name in OTHERS)
-    return f"| {row['dtype']} | {row['groups']} of {row['branch']} | {taken:.1f} | {over} |"
+    what = f"{row['groups']} of {row['branch']} to {row['after']}, {row['size']}x{row['size']}"
+    return f"| {row['dtype']} | {what} | {taken:.1f} | {over} |"
 
 
 def table(result: dict[str, Any]) -> str:
     """Medians, in Markdown."""
     head = [
-        "| dtype | branches | us | times the speed grouped | times the speed filled |",
+        "| dtype | branches | us | times the speed filled | times the speed grouped |",
         "|---|---|---:|---:|---:|",
     ]
     return "\n".join(head + [_line(row) for row in result["rows"]])
@@ -141,9 +177,6 @@ def main() -> int:
         print(table(json.loads(options.show.read_text(encoding="utf-8"))))
         return 0
     result = measure(options)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(table(result))
     return 0
 

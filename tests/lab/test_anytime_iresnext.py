@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, List, Tuple
 
 import numpy as np
@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from anytime_cases import AnytimeCase, recipe
 
 from narrowgauge_contract.errors import BadValueError, UnknownNameError
-from narrowgauge_lab import checkpoint
+from narrowgauge_lab import checkpoint, torch_compat
 from narrowgauge_lab.anytime.costs import ExitCosts, exit_costs
 from narrowgauge_lab.anytime.network import select
 from narrowgauge_lab.anytime.systems import iresnext as iresnext_system
-from narrowgauge_lab.anytime.systems import iresnext_incremental as incremental_system
 from narrowgauge_lab.anytime.systems import iresnext_parts
 from narrowgauge_lab.anytime.systems.iresnext import SharedIResNeXt, iresnext
 from narrowgauge_lab.anytime.systems.iresnext_incremental import IncrementalIResNeXt
@@ -25,6 +24,7 @@ from narrowgauge_lab.anytime.systems.iresnext_parts import (
     Drawn,
     ExitNorm,
     across_groups,
+    one_product,
     prefixes,
 )
 from narrowgauge_lab.errors import DataCorruptError
@@ -86,27 +86,22 @@ class TestCosts:
             reduce, grouped, expand = 8 * (group + 1) * 4, 4 * 4 * 9, 4 * 8
             assert found == 1024 * (3 * 9 * 8 + 3 * 2 * (reduce + grouped + expand))
 
-    @pytest.mark.parametrize("form", FORMS)
-    def test_are_not_those_of_zeros_between_groups(
-        self, form: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Whatever a GPU does for a convolution by groups, a copy on a CPU is what is counted."""
-        net, images = _small(form), _images(1)
-        kept = [parameter.detach().clone() for parameter in net.parameters()]
+    def test_are_not_those_of_zeros_between_groups(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What a GPU does beside the network's own work is not counted: a copy on a CPU is."""
+        net, images = _small("shared"), _images(1)
         expected = exit_costs(net, images)
-        seen: List[torch.nn.Module] = []
 
-        def elsewhere(given: torch.nn.Module, example: torch.Tensor) -> Any:
-            seen.append(given)
-            return copy.deepcopy(given).float().cpu(), example.float().cpu()
+        with monkeypatch.context() as patched:
+            patched.setattr(iresnext_system, "grouped_conv", one_product)
+            more = exit_costs(net, images)
+        elsewhere = SimpleNamespace(device=torch.device("cuda"), float=lambda: images)
+        copied, example = iresnext_parts.on_processor(net.double().train(), elsewhere)
 
-        for system in (iresnext_system, incremental_system):
-            monkeypatch.setattr(system, "on_processor", elsewhere)
-
-        assert exit_costs(net, images) == expected
-        assert seen == [net]
-        assert iresnext_parts.on_processor(net, images) == (net, images)
-        assert all(torch.equal(*pair) for pair in zip(kept, net.parameters()))
+        assert more.direct[-1] > expected.direct[-1]
+        assert exit_costs(copied, example) == expected
+        assert copied is not net
+        assert {parameter.dtype for parameter in net.parameters()} == {torch.float64}
+        assert net.counted(images) == (net, images)
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("form", FORMS)
@@ -460,7 +455,7 @@ class TestGroupedConvolution:
         x = x.contiguous(memory_format=layout).requires_grad_()
 
         expected = F.conv2d(x, weight, padding=size // 2, groups=groups)
-        found = F.conv2d(x, across_groups(weight, groups), padding=size // 2)
+        found = one_product(x, weight, groups)
 
         assert torch.allclose(found, expected, atol=1e-12)
         for one, other in zip(
@@ -482,10 +477,26 @@ class TestGroupedConvolution:
         assert not whole[:2, 2:].any()
         assert not whole[2:, :2].any()
 
-    def test_no_images(self) -> None:
-        _, weight, _ = _grouped_case(3, 4, 4, 3)
+    @pytest.mark.parametrize(("groups", "branch"), [(3, 4), (7, 1)])
+    def test_no_images(self, groups: int, branch: int) -> None:
+        _, weight, _ = _grouped_case(groups, branch, branch, 3)
 
-        assert F.conv2d(torch.empty(0, 12, 5, 5).double(), across_groups(weight, 3)).shape[0] == 0
+        found = one_product(torch.empty(0, groups * branch, 5, 5).double(), weight, groups)
+
+        assert found.shape == (0, groups * branch, 5, 5)
+
+    @pytest.mark.skipif(torch_compat.torch_version() < (2, 0), reason="meta tensors")
+    def test_elsewhere_than_on_a_processor_it_isone_product(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: List[int] = []
+        watched = lambda weight, groups: (seen.append(groups), across_groups(weight, groups))[1]  # noqa: E731
+        monkeypatch.setattr(iresnext_parts, "across_groups", watched)
+        x, weight, _ = (each.detach().to("meta") for each in _grouped_case(3, 4, 4, 3))
+
+        assert iresnext_parts.grouped_conv(x, weight, 3).shape == x.shape
+        assert iresnext_parts.grouped_conv(x[:, :4], weight[:4], 1).shape == x[:, :4].shape
+        assert seen == [3]
 
     def test_a_processor_goes_group_by_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(iresnext_parts, "across_groups", None)
@@ -498,14 +509,19 @@ class TestGroupedConvolution:
     @pytest.mark.gpu
     @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-    def test_a_gpu_gives_what_a_processor_does(self, dtype: torch.dtype, layout: Any) -> None:
-        x, weight, given = _grouped_case(3, 4, 4, 3)
-        expected = F.conv2d(x, weight, padding=1, groups=3)
+    @pytest.mark.parametrize(
+        ("groups", "before", "after", "size"), [(3, 4, 4, 3), (8, 4, 8, 1), (7, 1, 1, 3)]
+    )
+    def test_a_gpu_gives_what_a_processor_does(
+        self, groups: int, before: int, after: int, size: int, dtype: torch.dtype, layout: Any
+    ) -> None:
+        x, weight, given = _grouped_case(groups, before, after, size)
+        expected = F.conv2d(x, weight, padding=size // 2, groups=groups)
         expected_gradient = torch.autograd.grad(expected, weight, given)[0]
 
         images = x.to("cuda", dtype).contiguous(memory_format=layout)
         filters = weight.detach().cuda().requires_grad_()
-        found = iresnext_parts.grouped_conv(images, filters.to(dtype), 3)
+        found = iresnext_parts.grouped_conv(images, filters.to(dtype), groups)
         gradient = torch.autograd.grad(found, filters, given.to("cuda", dtype))[0]
 
         room = {torch.float32: 1e-2, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype]

@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from narrowgauge_lab import torch_compat
+from narrowgauge_lab.anytime.systems import iresnext as iresnext_system
+from narrowgauge_lab.anytime.systems import iresnext_incremental as incremental_system
 from narrowgauge_lab.anytime.systems.iresnext import iresnext
-from narrowgauge_lab.anytime.systems.iresnext_parts import Drawn
+from narrowgauge_lab.anytime.systems.iresnext_parts import Drawn, one_product
 from narrowgauge_lab.anytime.systems.iresnext_training import Sandwich
 from narrowgauge_lab.augment import Augmentation, Feed
 from narrowgauge_lab.data import synthetic_data
@@ -186,11 +188,15 @@ class TestSandwich:
     @pytest.mark.parametrize(
         "form", [pytest.param("shared", marks=pytest.mark.slow), "incremental"]
     )
-    def test_as_a_gpu_runs_it_a_compiler_takes_all_of_it(self, form: str) -> None:
+    def test_as_a_gpu_runs_it_a_compiler_takes_all_of_it(
+        self, form: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """In one graph, which -p compile=true asks for; here without making kernels of it. An
         update that reads which exits were drawn, as a CPU's does, would fall apart."""
         if not torch_compat.compiler_available():
             pytest.skip("this torch has no torch.compile")
+        for system in (iresnext_system, incremental_system):
+            monkeypatch.setattr(system, "grouped_conv", one_product)
         net, objective = _net(form), _OnDevice(seed=3, updates=5, device=CPU)
 
         def parts(images: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:

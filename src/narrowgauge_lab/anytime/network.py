@@ -37,8 +37,9 @@ class Answer:
 class AnytimeNetwork(nn.Module, abc.ABC):
     """A network with `exits` answers, each of which costs what is done up to it.
 
-    Subclasses give `begin` and `advance`, set `exits` and `classes`, and may override `until` where
-    an answer can be had without the heads (or slices) before it, as by default.
+    Subclasses give `begin` and `advance`, set `exits` and `classes`, and may override
+    `forward_until` where an answer can be had without the heads (or slices) before it, as by
+    default, and `counted`.
     """
 
     #: How many answers there are, at least 1.

@@ -27,7 +27,6 @@ from narrowgauge_lab.anytime.systems.iresnext_parts import (
     conv_weight,
     grouped_conv,
     laid_out,
-    on_processor,
 )
 
 __all__ = ["IncrementalIResNeXt"]
@@ -145,9 +144,6 @@ class IncrementalIResNeXt(AnytimeNetwork):
         if self.training:
             return self.answers(images, range(self.exits))
         return super().forward(images)
-
-    def counted(self, example: torch.Tensor) -> Tuple[AnytimeNetwork, torch.Tensor]:
-        return on_processor(self, example)
 
     def answers(
         self, images: torch.Tensor, exits: Sequence[int], drawn: Sequence[Drawn] = ()

@@ -24,6 +24,7 @@ __all__ = [
     "grouped_conv",
     "laid_out",
     "on_processor",
+    "one_product",
     "prefixes",
 ]
 
@@ -138,19 +139,28 @@ def grouped_conv(x: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Te
     """A convolution of `x` [B, C, H, W] by filters [C', C / groups, K, K] of odd K, which keeps H
     and W; on a GPU by one product of all channels, with zeros between the groups.
 
-    cuDNN 9's kernels for groups as narrow as these are of 16 channels each: beside tensor cores
-    that stand idle they take filters by sixteens however few there are (`…_g16_…`, seen on an H200
-    in bf16 and channels last through compute-sanitizer). The forward pass reads beyond the filters
-    and the pass for their gradient *writes* beyond it, over what lies next in memory or in memory
-    of nobody, an illegal access; its search for the fastest kernel runs them even where it takes
-    another. The whole product has up to 8 times the multiply-accumulates, which are not counted
-    (`on_processor`), and what is not a number in one group is none in any.
+    Kernels of cuDNN 9 for such groups take filters by sixteens however few there are (`…_g16_…`,
+    seen on an H200 in bf16 and channels last through compute-sanitizer). The forward pass reads
+    beyond the filters and the pass for their gradient *writes* beyond it, over what lies next in
+    memory or in memory of nobody, an illegal access; the search for the fastest kernel runs them
+    even where it takes another. The whole product is no convolution by groups. It has up to 8 times
+    the multiply-accumulates, which are not counted (`on_processor`), and what is infinite or not a
+    number in one group makes all of them not a number.
     """
-    # unverified: IResNeXt's branches as one product | no GPU time | kernels/grouped_conv.py
-    padding = weight.shape[-1] // 2
+    # unverified: IResNeXt's branches as one product | no GPU time | lists/anytime.toml: grouped-*
     if x.device.type == "cpu" or groups == 1:
-        return F.conv2d(x, weight, padding=padding, groups=groups)
-    return F.conv2d(x, across_groups(weight, groups), padding=padding)
+        return F.conv2d(x, weight, padding=_kept(weight), groups=groups)
+    return one_product(x, weight, groups)
+
+
+def one_product(x: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Tensor:
+    """The same of all channels at once, on any device."""
+    return F.conv2d(x, across_groups(weight, groups), padding=_kept(weight))
+
+
+def _kept(weight: torch.Tensor) -> int:
+    """The padding that keeps an image's extent."""
+    return int(weight.shape[-1]) // 2  # a tensor to the tracer of torch before 2.0
 
 
 def across_groups(weight: torch.Tensor, groups: int) -> torch.Tensor:
@@ -160,7 +170,9 @@ def across_groups(weight: torch.Tensor, groups: int) -> torch.Tensor:
     own = weight.reshape(groups, after // groups, before, *size)
     # [filters and channels of a group, K, K, the group of a filter, the group of a channel]
     spread = torch.diag_embed(own.permute(1, 2, 3, 4, 0))
-    return spread.permute(4, 0, 5, 1, 2, 3).reshape(after, groups * before, *size)
+    whole = spread.permute(4, 0, 5, 1, 2, 3).reshape(after, groups * before, *size)
+    # For groups of one channel it is a view, with which torch 1.8 takes no batch of none.
+    return whole.contiguous()
 
 
 def on_processor(net: _Network, example: torch.Tensor) -> Tuple[_Network, torch.Tensor]:
