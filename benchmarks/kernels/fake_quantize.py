@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+import sample_files
 
 #: (name, shape, axis, channels_last). Each is many times larger than the caches of the device that
 #: it is for: of less, a part is read from there, and a backward pass seems faster than memory.
@@ -182,15 +182,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=sorted(CASES), default="cuda")
     parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--json", type=Path, help="write the raw samples there")
-    parser.add_argument("--show", type=Path, help="print the table of such a file; measure nothing")
+    sample_files.add_options(parser)
     options = parser.parse_args()
-    if options.show:
-        print(table(json.loads(options.show.read_text(encoding="utf-8"))))
-        return 0
-    result = measure(options.device, options.pairs)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result = sample_files.shown_or_measured(options, lambda: measure(options.device, options.pairs))
     print(table(result))
     return 0
 

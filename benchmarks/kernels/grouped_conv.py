@@ -17,18 +17,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+import sample_files
 
 #: The extent of a branch's maps by its width: the stages of IResNeXt.
 EXTENTS = {4: 32, 8: 16, 16: 8}
 #: Filters that cuDNN's kernels for grouped convolutions take at once.
 _AT_ONCE = 16
-_BRANCHES = 8
 
 
 def filled(x: Any, weight: Any, groups: int) -> Any:
@@ -98,11 +97,13 @@ class Case:
 
 def cases(options: argparse.Namespace) -> list[Case]:
     """Those asked for, and of each dtype and width the 1x1 of the incremental form."""
+    from narrowgauge_lab.anytime.systems.iresnext_parts import GROUPS
+
     found = []
     for dtype in options.dtypes:
         for branch in options.branches:
             found += [Case(dtype, branch, groups, branch, 3) for groups in options.groups]
-            found.append(Case(dtype, branch, _BRANCHES, 2 * branch, 1))
+            found.append(Case(dtype, branch, GROUPS, 2 * branch, 1))
     return found
 
 
@@ -135,14 +136,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         result["rows"].append(row)
         print(_line(row), file=sys.stderr, flush=True)
         if options.json:
-            write(options.json, result)
+            sample_files.write(options.json, result)
     return result
-
-
-def write(path: Path, result: dict[str, Any]) -> None:
-    """As `--show` takes it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -170,14 +165,9 @@ def main() -> int:
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--limit", type=float, default=1.0, help="seconds for each side")
-    parser.add_argument("--json", type=Path, help="write the raw samples there")
-    parser.add_argument("--show", type=Path, help="print the table of such a file; measure nothing")
+    sample_files.add_options(parser)
     options = parser.parse_args()
-    if options.show:
-        print(table(json.loads(options.show.read_text(encoding="utf-8"))))
-        return 0
-    result = measure(options)
-    print(table(result))
+    print(table(sample_files.shown_or_measured(options, lambda: measure(options))))
     return 0
 
 

@@ -16,7 +16,6 @@ even then the exit code is 1. It is 2 where a case could not be run.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -27,9 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-#: Images, and the extent of a branch's maps by its width: the stages of IResNeXt.
+import sample_files
+from grouped_conv import EXTENTS
+
 _IMAGES = 64
-_EXTENTS = {4: 32, 8: 16, 16: 8}
 _FIELDS = ("dtype", "layout", "branch", "groups")
 _DONE = "done"
 _PATIENCE_S = 300.0
@@ -71,7 +71,7 @@ def run_case(dtype: str, layout: str, branch: int, groups: int, ours: bool, sear
     torch.backends.cudnn.benchmark = search
     given = getattr(torch, dtype)
     form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
-    channels, extent = branch * groups, _EXTENTS.get(branch, 8)
+    channels, extent = branch * groups, EXTENTS.get(branch, 8)
     x = torch.randn(_IMAGES, channels, extent, extent, device="cuda", dtype=given)
     x = x.contiguous(memory_format=form).requires_grad_()
     weight = torch.randn(channels, branch, 3, 3, device="cuda", dtype=given)
@@ -155,9 +155,8 @@ def main(arguments: Sequence[str]) -> int:
     for row in rows:
         print(_told(row))
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
         whole = {"ours": options.ours, "search": options.search, "rows": rows}
-        options.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        sample_files.write(options.json, whole)
     if any(row["error"] for row in rows):
         return 2
     return 1 if options.ours and any(row["fault"] for row in rows) else 0

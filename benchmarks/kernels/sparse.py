@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
+
+import sample_files
 
 #: (channels, filters, height and width): DenseNet's and ResNet's, as the original publishes them.
 SHAPES = [
@@ -136,16 +136,9 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--zeros", type=float, nargs="+", default=[0.7])
     parser.add_argument("--layout", choices=["nchw", "nhwc"], default="nchw")
-    parser.add_argument("--json", type=Path, help="write the raw samples there")
-    parser.add_argument("--show", type=Path, help="print the table of such a file; measure nothing")
+    sample_files.add_options(parser)
     options = parser.parse_args()
-    if options.show:
-        print(table(json.loads(options.show.read_text(encoding="utf-8"))))
-        return 0
-    result = measure(options)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(table(result))
+    print(table(sample_files.shown_or_measured(options, lambda: measure(options))))
     return 0
 
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
+
+import sample_files
 
 #: (name, shape, channels_last): the maps of ResNet-20 at batch 32, one of ResNet-50, a linear
 #: layer's input, and one that no cache holds.
@@ -263,16 +263,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--json", type=Path, help="write the raw samples there")
-    parser.add_argument("--show", type=Path, help="print the table of such a file; measure nothing")
+    sample_files.add_options(parser)
     parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
     options = parser.parse_args()
-    if options.show:
-        result = json.loads(options.show.read_text(encoding="utf-8"))
-    else:
-        result = measure(options.device, options.pairs)
-        if options.json:
-            options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result = sample_files.shown_or_measured(options, lambda: measure(options.device, options.pairs))
     print(table(result))
     return int(options.check and not targets(result)[1])
 

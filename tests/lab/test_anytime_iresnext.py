@@ -95,7 +95,7 @@ class TestCosts:
             patched.setattr(iresnext_system, "grouped_conv", one_product)
             more = exit_costs(net, images)
         elsewhere = SimpleNamespace(device=torch.device("cuda"), float=lambda: images)
-        copied, example = iresnext_parts.on_processor(net.double().train(), elsewhere)
+        copied, example = net.double().train().counted(elsewhere)
 
         assert more.direct[-1] > expected.direct[-1]
         assert exit_costs(copied, example) == expected
@@ -486,7 +486,7 @@ class TestGroupedConvolution:
         assert found.shape == (0, groups * branch, 5, 5)
 
     @pytest.mark.skipif(torch_compat.torch_version() < (2, 0), reason="meta tensors")
-    def test_elsewhere_than_on_a_processor_it_isone_product(
+    def test_elsewhere_than_on_a_processor_it_is_one_product(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: List[int] = []

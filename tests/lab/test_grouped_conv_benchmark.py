@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import pytest
 import torch
 
 from narrowgauge_lab.anytime.systems.iresnext_parts import one_product
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kernels" / "grouped_conv.py"
+SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "kernels"
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 10), reason="scripts of 3.10 and up")
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("grouped_conv", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+def script() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(SCRIPTS))
+    yield importlib.import_module("grouped_conv")
+    sys.path.remove(str(SCRIPTS))
 
 
 @pytest.mark.parametrize(

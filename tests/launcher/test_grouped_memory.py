@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kernels" / "grouped_memory.py"
+SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "kernels"
 WRITE = """\
 ========= COMPUTE-SANITIZER
 ========= Invalid __global__ write of size 8 bytes
@@ -30,13 +31,10 @@ MISALIGNED = """\
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("grouped_memory", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(SCRIPTS))
+    yield importlib.import_module("grouped_memory")
+    sys.path.remove(str(SCRIPTS))
 
 
 def test_the_first_access_of_a_log(script: ModuleType) -> None:

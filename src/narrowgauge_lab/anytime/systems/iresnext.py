@@ -12,6 +12,7 @@ not steps to better ones and running all exits costs the sum. `incremental`
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Callable, Dict, List, Sequence, Tuple, Union
 
@@ -31,7 +32,6 @@ from narrowgauge_lab.anytime.systems.iresnext_parts import (
     conv_weight,
     grouped_conv,
     laid_out,
-    on_processor,
     prefixes,
 )
 
@@ -132,7 +132,10 @@ class SharedIResNeXt(AnytimeNetwork):
         return self.answers(images, range(self.exits))
 
     def counted(self, example: torch.Tensor) -> Tuple[AnytimeNetwork, torch.Tensor]:
-        return on_processor(self, example)
+        """Itself on a CPU; of one elsewhere, where `grouped_conv` does more, a copy there."""
+        if example.device.type == "cpu":
+            return self, example
+        return copy.deepcopy(self).float().cpu(), example.float().cpu()
 
     def answers(
         self, images: torch.Tensor, exits: Sequence[int], drawn: Sequence[Drawn] = ()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from typing import Any, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +22,6 @@ __all__ = [
     "conv_weight",
     "grouped_conv",
     "laid_out",
-    "on_processor",
     "one_product",
     "prefixes",
 ]
@@ -33,8 +31,6 @@ GROUPS = 8
 #: Channels of the residual stream in the three stages, and of one branch, at width 1.
 _STREAMS = (64, 128, 256)
 _BRANCHES = (4, 8, 16)
-
-_Network = TypeVar("_Network", bound=nn.Module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +140,8 @@ def grouped_conv(x: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Te
     beyond the filters and the pass for their gradient *writes* beyond it, over what lies next in
     memory or in memory of nobody, an illegal access; the search for the fastest kernel runs them
     even where it takes another. The whole product is no convolution by groups. It has up to 8 times
-    the multiply-accumulates, which are not counted (`on_processor`), and what is infinite or not a
-    number in one group makes all of them not a number.
+    the multiply-accumulates, which are not counted (`AnytimeNetwork.counted`), and what is infinite
+    or not a number in one group makes all of them not a number.
     """
     # unverified: IResNeXt's branches as one product | no GPU time | lists/anytime.toml: grouped-*
     if x.device.type == "cpu" or groups == 1:
@@ -173,14 +169,6 @@ def across_groups(weight: torch.Tensor, groups: int) -> torch.Tensor:
     whole = spread.permute(4, 0, 5, 1, 2, 3).reshape(after, groups * before, *size)
     # For groups of one channel it is a view, with which torch 1.8 takes no batch of none.
     return whole.contiguous()
-
-
-def on_processor(net: _Network, example: torch.Tensor) -> Tuple[_Network, torch.Tensor]:
-    """Network and images to count costs on: as they are on a CPU, copies there of others, since
-    `grouped_conv` does more on a GPU than a network needs."""
-    if example.device.type == "cpu":
-        return net, example
-    return copy.deepcopy(net).float().cpu(), example.float().cpu()
 
 
 class _Prefixes(torch.autograd.Function):
