@@ -143,7 +143,6 @@ def grouped_conv(x: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Te
     the multiply-accumulates, which are not counted (`AnytimeNetwork.counted`), and what is infinite
     or not a number in one group makes all of them not a number.
     """
-    # unverified: IResNeXt's branches as one product | no GPU time | lists/anytime.toml: grouped-*
     if x.device.type == "cpu" or groups == 1:
         return F.conv2d(x, weight, padding=_kept(weight), groups=groups)
     return one_product(x, weight, groups)
