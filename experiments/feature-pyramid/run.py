@@ -7,7 +7,7 @@ from pathlib import Path
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab import training
-from narrowgauge_lab.anytime import policies
+from narrowgauge_lab.anytime import operating
 from narrowgauge_lab.anytime.costs import exit_costs
 from narrowgauge_lab.anytime.feeds import Splits, splits_of
 from narrowgauge_lab.anytime.logits_file import About
@@ -18,6 +18,7 @@ from narrowgauge_lab.augment import Augmentation
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.recipes import stepped_sgd
 from narrowgauge_lab.shared_weights import asked_file
+from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
 
 __all__ = ["run"]
 
@@ -35,14 +36,20 @@ def run(ctx: RowContext) -> None:
     splits = splits_of(ctx, ctx.asked_data(**_SYNTHETIC), Augmentation(padding=4, flip=True))
     training.seed_everything(ctx.seed)
     net = _pyramid(ctx, splits)
-    policies.parse(parameters["policy"], net.exits)  # before an hour goes into training
+    # Before an hour goes into training.
+    operating.require_policy(parameters["policy"], net.exits, paper=False)
     rival = _equal_rival(ctx, net, splits)
     net = net if parameters["heads"] == "pyramid" else rival
     net.to(ctx.device)
-    train_anytime(
+    trained = train_anytime(
         ctx, net, splits, stepped_sgd(ctx.parameters, _STEPS, ExitLosses(net.exits)), _about(ctx),
-        weights=asked_file(parameters["weights"], _HERE), policy=parameters["policy"],
+        weights=asked_file(parameters["weights"], _HERE),
     )  # fmt: skip
+    if trained:
+        operating.operate(
+            ctx, read_logits(ctx.side_file(LOGITS_FILE)), asked=parameters["policy"],
+            kind="max-probability", lose=parameters["lose"], method="knapsack",
+        )  # fmt: skip
 
 
 def _pyramid(ctx: RowContext, splits: Splits) -> PyramidNet:

@@ -45,10 +45,18 @@ def test_both_kinds_of_heads_are_scored_at_equal_cost(tmp_path: Path) -> None:
         assert (run.family, run.exits) == ("feature-pyramid", 3)
         assert run.variant.startswith("plain heads" if heads == "plain" else "pyramid of 4")
         assert run.variant.endswith("twin of width 0.25")
+        assert row.facts["policy_ran"] == row.facts["fitted_policy"] in row.facts["front_policies"]
+        assert row.facts["policy_ran"].startswith("max-probability:")
+        shares = [_values(row, f"exit{k}_share")[0] for k in range(3)]
+        assert sum(shares) == pytest.approx(100.0)
+        assert _values(row, "macs_gain")[0] == pytest.approx(
+            _values(row, "exit2_macs")[0] / _values(row, "mean_macs")[0]
+        )
 
     weights = tmp_path / "plain" / "row-0" / "weights.pt"
     again = ROWS.run(tmp_path / "again", "heads=plain", f"weights={weights}")
     assert again.metric("train_loss") is None
+    assert _values(again, "adaptive_accuracy") == _values(rows["plain"], "adaptive_accuracy")
     assert _values(again, "exit2_accuracy") == _values(rows["plain"], "exit2_accuracy")
 
 

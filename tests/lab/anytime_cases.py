@@ -112,7 +112,6 @@ class AnytimeCase:
         fail_at: int = 0,
         resume: bool = False,
         weights: Optional[Path] = None,
-        policy: str = "",
         parameters: Any = None,
     ) -> AnytimeNetwork:
         """Train and end the row; what training raises leaves it unfinished."""
@@ -125,7 +124,7 @@ class AnytimeCase:
             made = ThreeExits(fail_at) if net is None else net
             about = About("three-exits", "of tests")
             self.trained = train_anytime(
-                ctx, made, splits(), given, about, stages=stages, weights=weights, policy=policy
+                ctx, made, splits(), given, about, stages=stages, weights=weights
             )
             ctx.finish()
             log.emit(EventKind.ROW_END, 0, status="complete", seconds=1.0, error=None)

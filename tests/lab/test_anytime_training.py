@@ -194,13 +194,13 @@ def test_a_row_stopped_in_either_stage_goes_on_as_if_it_had_not_been(
 ) -> None:
     objective = ExitLosses(EXITS, Orthogonalised(), cosine_images=16)
     whole = AnytimeCase(tmp_path / "whole")
-    expected = whole.run(recipe(objective), stages=_two_stages(), policy="entropy:0.5")
+    expected = whole.run(recipe(objective), stages=_two_stages())
     case = AnytimeCase(tmp_path / "killed")
     with pytest.raises(KeyboardInterrupt):
-        case.run(recipe(objective), stages=_two_stages(), policy="entropy:0.5", fail_at=fail_at)
+        case.run(recipe(objective), stages=_two_stages(), fail_at=fail_at)
     assert case.row().status is Status.UNFINISHED
 
-    resumed = case.run(recipe(objective), stages=_two_stages(), policy="entropy:0.5", resume=True)
+    resumed = case.run(recipe(objective), stages=_two_stages(), resume=True)
 
     _assert_same(expected, resumed)
     _assert_same_metrics(whole, case)
@@ -361,22 +361,6 @@ def test_macs_of_each_image_are_kept_where_they_depend_on_it(tmp_path: Path) -> 
     own = images.mean((1, 2, 3)).double().numpy()
     assert macs is not None
     assert np.allclose(macs, np.stack([1000 + own, 3000 + 2 * own, 6000 + 3 * own]))
-
-
-def test_a_policy_decides_where_images_leave(tmp_path: Path) -> None:
-    case = AnytimeCase(tmp_path)
-    case.run(recipe(epochs=1), policy="entropy:100")
-
-    assert case.values("adaptive_accuracy") == case.values("exit0_accuracy")
-    assert case.values("mean_macs") == case.values("exit0_macs")
-
-
-def test_a_policy_that_does_not_fit_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    net = ThreeExits()
-    with pytest.raises(BadValueError):
-        AnytimeCase(tmp_path).run(recipe(), net=net, policy="entropy:0.1,0.2,0.3,0.4")
-
-    assert net.passes == 0
 
 
 @pytest.mark.parametrize("combination", [Sum(), Orthogonalised()], ids=["sum", "osgd"])

@@ -12,7 +12,7 @@ import torch
 from narrowgauge_contract.errors import UsageError
 from narrowgauge_contract.hashing import sha256_file
 from narrowgauge_lab import precision, training
-from narrowgauge_lab.anytime import logits_file, policies, scores
+from narrowgauge_lab.anytime import logits_file, scores
 from narrowgauge_lab.anytime.feeds import Splits
 from narrowgauge_lab.anytime.network import AnytimeNetwork
 from narrowgauge_lab.anytime.objective import Objective
@@ -43,24 +43,21 @@ def train_anytime(
     *,
     stages: Sequence[Stage] = (),
     weights: Optional[Path] = None,
-    policy: str = "",
     settle: Optional[Callable[[], None]] = None,
 ) -> bool:
     """Train `net`, which is on `ctx.device`, stage after stage and then by `recipe`, each with an
     objective; or take the state dict of a file `weights` and train nothing. Then leave `logits.npz`
-    and record its scores, those of leaving by `policy` with them (`policies.parse`; empty: none),
-    and `weights_bytes`, of all tensors of the state dict. `settle` is called once the net is
-    trained, before it is asked anything: for batch statistics that are taken anew, say.
+    and record its scores, and `weights_bytes`, of all tensors of the state dict. `settle` is called
+    once the net is trained, before it is asked anything: for batch statistics that are taken anew,
+    say. By what policy samples leave is `operating`'s.
 
     A row that was stopped goes on with the stage and epoch that it was in, and trains nothing again
     if it was stopped later: the checkpoints of all stages stay until the row clears its own. False
     where a training diverged: the row is INVALID, later stages do not happen, and no file is
     written.
-    Raises what `training.train`, `load_weights`, `policies.parse` and `logits_file.write` raise,
-    and UsageError for a recipe without objective.
+    Raises what `training.train`, `load_weights` and `logits_file.write` raise, and UsageError for a
+    recipe without objective.
     """
-    # Before anything is trained for a policy that does not fit.
-    rule = policies.parse(policy, net.exits) if policy else None
     splits.record(ctx)
     if weights is not None:
         load_weights(net, weights)
@@ -73,7 +70,7 @@ def train_anytime(
     mode = precision.enter(recipe.precision, ctx.device)
     run = logits_file.write(ctx, net, splits, about, mode, batch_size=recipe.test_batch_size)
     ctx.metric("weights_bytes", serialised_bytes(net), unit="B", source="computed")
-    scores.record(ctx, run, None if rule is None else policies.simulate(rule, run.test.logits))
+    scores.record(ctx, run)
     net.eval()
     return True
 
