@@ -51,6 +51,34 @@ def test_time_has_a_column_where_somebody_measured_it(tmp_path: Path) -> None:
     assert lines[3].endswith("| – |")
 
 
+def test_what_keeps_up_with_a_plain_network_has_a_column(tmp_path: Path) -> None:
+    plain = answers("plain", 1.0, exits=1)
+    folders = [recorded(tmp_path, plain, number=1)]
+    folders += [
+        recorded(tmp_path, answers(name, strength), number=number)
+        for number, (name, strength) in enumerate([("good", 3.0), ("bad", 0.1)], 2)
+    ]
+    found = score(gather(folders), "plain")
+    base = found.base
+    assert base is not None
+
+    lines = scoring_block(found).splitlines()
+
+    at = [head.strip() for head in lines[0].split("|")].index(
+        "MMAC within a point of the plain network"
+    )
+    cells = {line.split("|")[1].strip(): line.split("|")[at].strip() for line in lines[2:5]}
+    good = next(each for each in base.families if each.label == "good")
+    assert cells["plain"] == "the plain network"
+    assert cells["good"].split(" ")[0] == f"{1e-6 * good.macs:.3g}"
+    assert cells["bad"] == "never"
+    assert any(
+        line == f"The plain network is plain: {100 * base.accuracy:.1f} % at "
+        f"{1e-6 * base.macs:.3g} MMAC."
+        for line in lines
+    )
+
+
 def test_a_page_is_filled_once(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE)
