@@ -186,7 +186,7 @@ class TestDeclarations:
         document = load_toml(EXPERIMENTS / "iresnext" / "claims.toml")
         exits = [each for each in document["claim"] if "-exit" in each["id"]]
 
-        assert len(exits) == 16
+        assert len(exits) == 18
         for each in exits:
             expected = each["expected"]["any"]
             assert expected["figure"] * expected["tolerance"] == pytest.approx(0.7, abs=1e-3)

@@ -89,6 +89,7 @@ SERVED = {
         "iresnext": {
             *(f"cifar10-exit{number}" for number in range(8)), "cifar10-best", "cifar10-area",
             "own-area", "wider-is-better", "sandwich-costs-little",
+            "sandwich-area", "sandwich-exit0", "sandwich-exit7",
             # Counted, whatever a row is trained for.
             "shared-recomputes", "incremental-reuses",
         },
