@@ -95,7 +95,7 @@ def _measured(
             return None
         precision.enter(mode.name, ctx.device)
     after = examine(pruned, splits, mode)
-    return dataclasses.replace(after, before=before, speedup=clock.record(stage, pruned.model))
+    return dataclasses.replace(after, before=before, speedups=clock.record(stage, pruned.model))
 
 
 def _train(splits: Splits, stage: RowContext, model: nn.Module) -> bool:

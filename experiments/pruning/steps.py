@@ -50,17 +50,20 @@ class Pruned:
 
 def ratios_of(text: str) -> Tuple[float, ...]:
     """`0.1,0.5` as numbers. Raises BadValueError unless they rise within [0, 1)."""
+    example = "-p ratios=0.1,0.3,0.5"
     try:
         found = tuple(float(each) for each in text.split(","))
-    except ValueError as error:
+    except ValueError:
         raise BadValueError(
-            f"ratios '{text}'", why=str(error), next_step="-p ratios=0.1,0.3,0.5"
-        ) from error
+            f"ratios '{text}'", why="they are numbers with commas between", next_step=example
+        ) from None
     for ratio in found:
         require_ratio(ratio)
     if list(found) != sorted(set(found)):
         raise BadValueError(
-            f"ratios '{text}' do not rise", why="what is pruned step by step never comes back"
+            f"ratios '{text}' do not rise",
+            why="what is pruned step by step never comes back",
+            next_step=example,
         )
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Tuple
 
 import numpy as np
 import one_row
@@ -63,7 +63,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Preparing and timing two networks is half of a row's time, and one test has it."""
-    clock = types.SimpleNamespace(record=lambda ctx, pruned: 1.0, close=lambda: None)
+    clock = types.SimpleNamespace(record=lambda ctx, pruned: (1.0,), close=lambda: None)
     monkeypatch.setattr(ROWS.module("run"), "Clock", lambda *arguments: clock)
 
 
@@ -175,10 +175,10 @@ def test_steps_go_on_from_each_other_and_shots_do_not(
     words = (f"weights={weights}", "method=bn-gamma", "finetune_lr=0.1", "ratios=0.3,0.6")
     stops = iter([False, True])
 
-    def record(_ctx: Any, _pruned: Any) -> float:
+    def record(_ctx: Any, _pruned: Any) -> Tuple[float, ...]:
         if next(stops, False):
             raise KeyboardInterrupt
-        return 1.0
+        return (1.0,)
 
     clock = types.SimpleNamespace(record=record, close=lambda: None)
     monkeypatch.setattr(ROWS.module("run"), "Clock", lambda *arguments: clock)
@@ -337,15 +337,18 @@ def test_the_chosen_one_is_chosen_on_validation_images() -> None:
 
     several = [
         one(0.0, 90.0, 100),
-        one(0.1, 89.5, 50, before=1.0, speedup=9.0),
-        one(0.2, 89.4, 50, before=1.0, speedup=1.2),
-        one(0.3, 89.2, 20, before=1.0, speedup=3.0),
+        one(0.1, 89.5, 50, before=1.0, speedups=(9.0,)),
+        one(0.2, 89.4, 50, before=1.0, speedups=(1.1, 1.2, 1.3) * 3),
+        one(0.3, 89.2, 20, before=1.0, speedups=(3.0,)),
     ]
     chosen = outcomes.record_chosen(Context(), several)
     assert chosen is several[2]
     assert (recorded["chosen_ratio"], recorded["chosen_speedup"]) == (0.2, 1.2)
+    assert (recorded["chosen_speedup_low"], recorded["chosen_speedup_high"]) == (1.1, 1.3)
     assert recorded["chosen_macs_saved"] == 0.5
+    recorded.clear()
     assert outcomes.record_chosen(Context(), [several[0], several[3]]) is several[0]
+    assert "chosen_speedup_low" not in recorded, "one pair holds no median"
     assert (recorded["chosen_speedup"], recorded["chosen_accuracy_lost"]) == (1.0, 0.0)
 
 

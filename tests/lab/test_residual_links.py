@@ -211,7 +211,7 @@ class TestParsing:
             ("layer3.2:no_residual", UnknownNameError, "block 'layer3.2'"),
             ("layer3.1.conv1:no_residual", UnknownNameError, "block 'layer3.1.conv1'"),
             ("layer3.1:nothing", UnknownNameError, "mode 'nothing'"),
-            ("layer3.1", UnknownNameError, "mode ''"),
+            ("layer3.1", BadValueError, "names no mode"),
             ("layer3.1:scale", BadValueError, "scale wants a factor"),
             ("layer3.1:no_residual:2", BadValueError, "no other mode takes one"),
             ("layer3.1:scale:half", BadValueError, "'half' is no number"),

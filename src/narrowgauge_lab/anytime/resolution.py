@@ -52,8 +52,11 @@ def sizes(text: str) -> Tuple[int, ...]:
     numbers, for one twice, and for sizes that no network here takes."""
     try:
         found = sorted(int(each) for each in text.split(","))
-    except ValueError as error:
-        raise BadValueError(f"sizes '{text}' are no whole numbers", next_step="16,24,32") from error
+    except ValueError:
+        raise BadValueError(
+            f"sizes '{text}' are no whole numbers",
+            next_step="give whole numbers with commas between, such as 16,24,32",
+        ) from None
     for size in found:
         require_size(size)
     if len(set(found)) < len(found):

@@ -127,13 +127,16 @@ def parse_cuts(text: str, net: nn.Module) -> Tuple[Cut, ...]:
     """Cuts as a user writes them; empty text: none. The name of a stage, such as `layer4`, stands
     for all of its blocks.
 
-    Raises UnknownNameError for a block or a mode that there is not, BadValueError for what else
-    cannot be cut like this, a cut that leaves no network among it: all that `cut` would raise.
+    Raises UnknownNameError for a block or a mode that there is not, BadValueError for a block
+    without a mode and for what else cannot be cut like this, a cut that leaves no network among it:
+    all that `cut` would raise.
     """
     found: List[Cut] = []
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, _, how = part.partition(":")
         mode, _, factor = how.partition(":")
+        if not mode:
+            raise BadValueError(f"the cut '{part}' names no mode", next_step=_SPELLING)
         blocks = [each for each in block_names(net) if each.startswith(f"{name}.")] or [name]
         found += [Cut(block, mode, _factor(mode, factor, part)) for block in blocks]
     _require_possible(net, found)
@@ -219,7 +222,7 @@ def _require_whole(each: Cut, block: nn.Module, before: Optional[Cut]) -> None:
     """A block is cut once. Without both of its ways nothing would come through it."""
     if before is not None and {before.mode, each.mode} == {"no_shortcut", "no_residual"}:
         raise BadValueError(
-            f"the cut leaves no network: nothing comes through {each.block}",
+            f"the cut leaves no network: {each.block} is cut twice, and nothing comes through it",
             why="it would have neither its shortcut nor its residual branch",
             next_step="cut one of the two",
         )
