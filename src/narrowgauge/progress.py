@@ -37,6 +37,7 @@ class Progress:
         self.phase = ""
         self.figures: dict[str, str] = {}
         self._row_part = 0.0
+        self._row_goes_on = False
         self._started: float | None = None
         self._row_parameters: dict[str, Any] = {}
 
@@ -44,6 +45,9 @@ class Progress:
         if event.kind is EventKind.ROW_START:
             self.row = event.row
             self._row_part = 0.0
+            self._row_goes_on = True
+            # What the row before reached would be read as this one's.
+            self.phase, self.figures = "", {}
             self._row_parameters = event.data.get("parameters", {})
             self._started = event.t if self._started is None else self._started
         elif event.kind is EventKind.PROGRESS:
@@ -68,6 +72,7 @@ class Progress:
             self.skipped += status == "skipped"
             self.failed += status not in ("complete", "skipped")
             self._row_part = 0.0
+            self._row_goes_on = False
 
     @property
     def part(self) -> float:
@@ -88,7 +93,9 @@ class Progress:
     def line(self, now: float) -> str:
         """One line that says it all."""
         eta = self.eta_s(now)
-        words = [f"row {min(self.rows_done + 1, self.rows_total)}/{self.rows_total}"]
+        # Between two rows the line is still of the one that ended, and so are its figures.
+        number = min(max(self.rows_done + self._row_goes_on, 1), self.rows_total)
+        words = [f"row {number}/{self.rows_total}"]
         varied = [n for n, v in self.job.parameters.items() if isinstance(v, list)]
         known = self._row_parameters
         words += [f"{name}={known[name]}" for name in varied if name in known]

@@ -52,6 +52,20 @@ def test_the_line_says_row_axis_figures_and_time() -> None:
     assert line.endswith("75% · about 5 s left")
 
 
+def test_the_line_has_figures_of_the_row_that_it_names_alone() -> None:
+    progress = Progress(tiny_job("precision=fp32,bf16"))
+    progress.add(event(EventKind.ROW_START, 100.0, parameters={"precision": "fp32"}))
+    progress.add(event(EventKind.PROGRESS, 105.0, done=1, total=1, unit="epochs"))
+    progress.add(event(EventKind.METRIC, 105.0, name="accuracy", unit="%", values=[97.0]))
+    progress.add(event(EventKind.ROW_END, 110.0, status="complete"))
+    between = progress.line(110.0)
+    progress.add(event(EventKind.ROW_START, 110.0, 1, parameters={"precision": "bf16"}))
+    begun = progress.line(110.0)
+
+    assert between.startswith("row 1/2 · precision=fp32 · 1/1 epochs · accuracy 97.00 % · ")
+    assert begun.startswith("row 2/2 · precision=bf16 ·  50% · ")
+
+
 def test_a_failed_row_shows() -> None:
     progress = half_way()
     progress.add(event(EventKind.ROW_END, 116.0, 1, status="failed"))
