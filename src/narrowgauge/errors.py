@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from narrowgauge_contract.errors import (
@@ -52,6 +53,7 @@ __all__ = [
     "TargetsFileError",
     "ToolchainMissing",
     "UnknownNameError",
+    "UnknownRun",
     "UnresolvedPins",
     "UsageError",
     "disk_full",
@@ -180,6 +182,26 @@ class Interrupted(NarrowgaugeError):
     """Ctrl-C or SIGTERM."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+#: A folder of results holds hundreds of runs.
+_MOST_RUNS = 5
+
+
+class UnknownRun(UnknownNameError):
+    """A name is no run's, or that of several: `known`, of which the newest are named, one a line.
+    They come newest first; `of`: how many runs there are."""
+
+    def __init__(self, run: str, known: Sequence[str], *, of: int, where: str) -> None:
+        super().__init__("run", run, known, where=where)
+        if not known:
+            return
+        hint = f"did you mean '{self.nearest}'? " if self.nearest else ""
+        lines = ["Known:", *known[:_MOST_RUNS]]
+        if len(known) > _MOST_RUNS:
+            lines[0] = f"Known, the newest {_MOST_RUNS} of {len(known)}:"
+            lines.append(f"narrowgauge results --limit {of} lists all")
+        self.next_step = hint + "\n".join(lines)
 
 
 #: What a run that did not go well is raised as, by the exit code its record holds.

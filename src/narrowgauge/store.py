@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from narrowgauge.errors import UsageError, disk_full, results_unwritable
+from narrowgauge.errors import UnknownRun, UsageError, disk_full, results_unwritable
 from narrowgauge_contract.codec import write_json_atomic
 from narrowgauge_contract.errors import DamagedRecordError, NarrowgaugeError, UnknownNameError
 from narrowgauge_contract.events import EVENTS_FILE
@@ -238,11 +238,9 @@ class Store:
         found = named or [f for f in folders if any(_matches(name, run) for name in _names(f))]
         if len(found) == 1:
             return found[0]
-        if found:
-            raise UnknownNameError(
-                "run", run, [f.name for f in found], where=f"(it begins {len(found)} run ids)"
-            )
-        raise UnknownNameError("run", run, [f.name for f in folders], where=f"in {self.root}")
+        names = [f.name for f in found or folders]
+        where = f"(it begins {len(found)} run ids)" if found else f"in {self.root}"
+        raise UnknownRun(run, names, of=len(folders), where=where)
 
     def _latest(self, folders: list[RunFolder], experiment: str) -> RunFolder:
         if not experiment:

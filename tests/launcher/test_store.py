@@ -100,12 +100,29 @@ class TestFind:
         with pytest.raises(UnknownNameError, match="begins 2 run ids") as caught:
             store.find("20261121")
 
-        assert ONE in caught.value.next_step
-        assert THREE not in caught.value.next_step.partition("Known:")[2]
+        assert caught.value.next_step.partition("Known:")[2].split() == [ONE, TWO]
 
     def test_an_unknown_run_names_the_nearest(self, store: Store) -> None:
         with pytest.raises(UnknownNameError, match=f"did you mean '{ONE}'"):
             store.find(ONE.replace("aaaaaa", "aaaaab"))
+
+    def test_of_many_runs_the_newest_are_named_one_a_line(self, tmp_path: Path) -> None:
+        names = [f"202611{day}T100000Z-toy-aaaaaa" for day in range(10, 22)]
+        for name in names:
+            Store(tmp_path).new_run(job(name))
+
+        with pytest.raises(UnknownNameError) as unknown:
+            Store(tmp_path).find("nosuchrun")
+        with pytest.raises(UnknownNameError) as ambiguous:
+            Store(tmp_path).find("2026111")
+
+        heads = ("Known, the newest 5 of 12:", "Known, the newest 5 of 10:")
+        for caught, head, found in zip(
+            (unknown, ambiguous), heads, (names, names[:10]), strict=True
+        ):
+            lines = caught.value.next_step.splitlines()
+            assert lines[0].endswith(head)
+            assert lines[1:] == [*found[:-6:-1], "narrowgauge results --limit 12 lists all"]
 
     @pytest.mark.parametrize("word", ["", "latest:mnist", "latestx", "toy", "-"])
     def test_what_names_no_run_is_refused(self, store: Store, word: str) -> None:
