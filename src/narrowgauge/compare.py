@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from narrowgauge import statistics
 from narrowgauge.errors import UsageError
 from narrowgauge.noise import MEANING, UNKNOWN, Detectable, Floors
-from narrowgauge.statistics import Configuration, Interval, Summary, word
+from narrowgauge.statistics import Configuration, Interval, Summary, stated
 from narrowgauge.units import scale_of
 from narrowgauge.view import metric_names, unit_of, widen
 from narrowgauge_contract.agreement import disagreements
@@ -103,7 +103,7 @@ def _named_apart(left: Record, right: Record) -> Iterator[str]:
         for name in sorted(left.parameters.keys() | right.parameters.keys()):
             one, other = (r.parameters.get(name, "none") for r in (left, right))
             if one != other:
-                yield f"parameter {name}: {word(one)} / {word(other)}"
+                yield f"parameter {name}: {stated(one)} / {stated(other)}"
 
 
 def _run_level_differences(left: Record, right: Record) -> tuple[str, ...]:

@@ -77,6 +77,8 @@ def test_a_parameter_that_both_runs_fix_is_what_is_compared(tmp_path: Path) -> N
     assert (accuracy.left.median, accuracy.right.median) == (99.1, 98.1)
     assert (found.only_left, found.only_right) == ((), ())
     assert found.differences == ("parameter precision: fp32 / bf16",)
+    without = dataclasses.replace(right, parameters={**right.parameters, "precision": ""})
+    assert compare(left, without).differences == ("parameter precision: fp32 / ''",)
 
 
 def test_what_is_in_one_run_only_is_listed(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from judge_cases import (
     invalid,
     race,
     record,
+    row,
     skipped,
     value_claim,
 )
@@ -28,6 +29,7 @@ from result_cases import host
 from narrowgauge.judge.bars import Unmeasured
 from narrowgauge.judge.judging import judge
 from narrowgauge.judge.model import Judgement
+from narrowgauge.judge.rows import departures_of
 from narrowgauge_contract.claims import Claim, Expectation, Verdict
 from narrowgauge_contract.outcome import Metric, Status, Validity
 from narrowgauge_contract.record import Hashes, ImageFacts, Record
@@ -661,6 +663,20 @@ def test_rows_of_other_settings_than_the_profiles_do_not_count() -> None:
     # A larger profile's setting does, and so does a longer measurement of the same.
     assert judged(claim(), both(epochs=9)).verdict is Verdict.REPRODUCED
     assert judged(claim(), both(limit=60.0)).verdict is Verdict.REPRODUCED
+
+
+def test_an_empty_value_is_seen_in_what_a_row_or_run_departs_by() -> None:
+    cut = row(0, 0, (1.0,), cut="layer4", form="")
+    (selection, *_) = claim().selections
+
+    departures = list(departures_of(cut, selection, {"cut": ("",), "form": ("own",)}))
+
+    assert departures == [
+        "cut is layer4, and the claim's profile has ''",
+        "form is '', and the claim's profile has own",
+    ]
+    (line,) = judged(claim(), both(cut=["", "layer4"]), _two(cut="")[1]).disagreements
+    assert line.endswith(": parameter cut: '' / '',layer4")
 
 
 def test_another_recipe_shows_a_claim_as_a_trend_and_says_so() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from narrowgauge.statistics import word
+from narrowgauge.statistics import stated
 from narrowgauge_contract.agreement import agreement_facts, differing
 from narrowgauge_contract.record import Record
 
@@ -35,7 +35,7 @@ def named_apart(
         for name in sorted(one.parameters.keys() | other.parameters.keys()):
             left, right = (each.parameters.get(name, "none") for each in (one, other))
             if left != right and name not in fixed:
-                yield f"parameter {name}: {word(left)} / {word(right)}"
+                yield f"parameter {name}: {stated(left)} / {stated(right)}"
 
 
 def _same_plans(left: dict[str, str], right: dict[str, str], chosen: set[str]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from narrowgauge.judge.model import Exclusion
 from narrowgauge.judge.settings import Key, key_of
-from narrowgauge.statistics import word
+from narrowgauge.statistics import stated
 from narrowgauge_contract.claims import Claim, Selection
 from narrowgauge_contract.job import SYNTHETIC
 from narrowgauge_contract.outcome import Row, Status
@@ -123,7 +123,7 @@ def departures_of(
     for name, value in row.parameters.items():
         wanted = values.get(name)
         if wanted is not None and name not in selection.where and value not in wanted:
-            yield f"{name} is {word(value)}, and the claim's profile has {word(list(wanted))}"
+            yield f"{name} is {stated(value)}, and the claim's profile has {stated(list(wanted))}"
 
 
 def _why_not(

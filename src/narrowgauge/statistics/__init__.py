@@ -10,7 +10,13 @@ interval is never made up.
     detection       the least effect that a comparison would find, from comparisons of A with A
 """
 
-from narrowgauge.statistics.configurations import Configuration, configurations, varying, word
+from narrowgauge.statistics.configurations import (
+    Configuration,
+    configurations,
+    stated,
+    varying,
+    word,
+)
 from narrowgauge.statistics.detection import Effect, least_detectable_effect
 from narrowgauge.statistics.modality import Modes, modes_of
 from narrowgauge.statistics.ratios import (
@@ -51,6 +57,7 @@ __all__ = [
     "median_interval",
     "modes_of",
     "ratio_of",
+    "stated",
     "summarize",
     "varying",
     "word",

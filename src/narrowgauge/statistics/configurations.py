@@ -9,7 +9,7 @@ from typing import Any
 from narrowgauge_contract.figures import figure
 from narrowgauge_contract.outcome import Row
 
-__all__ = ["Configuration", "configurations", "varying", "word"]
+__all__ = ["Configuration", "configurations", "stated", "varying", "word"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,13 @@ def word(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(word, value)) if isinstance(value, list) else str(value)
+
+
+def stated(value: Any) -> str:
+    """The same within a sentence, where an empty text would leave a gap that nobody sees."""
+    if isinstance(value, list):
+        return ",".join(map(stated, value))
+    return word(value) or "''"
 
 
 def varying(found: Sequence[Configuration]) -> tuple[str, ...]:
