@@ -123,7 +123,8 @@ def departures_of(
     for name, value in row.parameters.items():
         wanted = values.get(name)
         if wanted is not None and name not in selection.where and value not in wanted:
-            yield f"{name} is {stated(value)}, and the claim's profile has {stated(list(wanted))}"
+            asked = " or ".join(map(stated, wanted))
+            yield f"{name} is {stated(value)}, and the claim's profile has {asked}"
 
 
 def _why_not(
