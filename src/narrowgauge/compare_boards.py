@@ -162,7 +162,7 @@ def draw_boards(found: SideBySide, file: Path) -> Path:
                 label=column.name,
             )
         panel.set_xticks(range(len(lines)), [line.label or found.experiment for line in lines])
-        panel.set_ylabel(f"{metric}\n{scale.unit}" if scale.unit else metric)
+        panel.set_ylabel(f"{metric}\n{scale.word}".rstrip())
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from narrowgauge import statistics
 from narrowgauge.errors import UsageError
 from narrowgauge.statistics import Configuration, LogRatio
 from narrowgauge.statistics.configurations import word
-from narrowgauge.tables import markdown_line, measured_on
+from narrowgauge.tables import headed, markdown_line, measured_on
 from narrowgauge.units import Scale, scale_of
 from narrowgauge.view import unit_of
 from narrowgauge_contract.record import Record, load_record
@@ -115,7 +115,7 @@ def _table(lines: Mapping[str, _Line], wanted: _Wanted) -> str:
     others = [name for name in columns if name != wanted.subject]
     baseline = word(closing.baseline) if closing and closing.baseline is not None else None
     scale = _scale(lines.values(), wanted)
-    head = [wanted.down, *(f"{name} ({scale.unit})" for name in columns)]
+    head = [wanted.down, *(headed(name, scale.unit) for name in columns)]
     head += [f"{wanted.subject} × {baseline} (95 %)"] if baseline else []
     head += [f"{wanted.subject} × best other"]
     body: list[list[str]] = []

@@ -21,12 +21,17 @@ class Scale:
     factor: float
     unit: str
 
+    @property
+    def word(self) -> str:
+        """The unit as it is written beside a number: of a plain one, whose unit is `1`, nothing."""
+        return "" if self.unit == "1" else self.unit
+
     def number(self, value: float) -> str:
         return number(value * self.factor, self.unit)
 
     def text(self, value: float) -> str:
         """With the unit."""
-        return " ".join(filter(None, (self.number(value), "" if self.unit == "1" else self.unit)))
+        return " ".join(filter(None, (self.number(value), self.word)))
 
 
 def scale_of(value: float, unit: str) -> Scale:

@@ -8,6 +8,7 @@ import io
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from result_cases import job, record_of
 from rich.console import Console
 
@@ -74,6 +75,24 @@ def test_one_plot_and_its_table_are_written(tmp_path: Path) -> None:
         rows = list(csv.DictReader(stream))
     assert {row["board"] for row in rows} == {"orin", "xavier"}
     assert {row["metric"] for row in rows} >= {"images_per_second", "accuracy"}
+
+
+def test_an_axis_of_plain_numbers_names_no_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = side_by_side([_record(tmp_path, "aaaaaa", "orin"), _record(tmp_path, "bbbbbb", "tx2")])
+    plain = [
+        dataclasses.replace(line, unit="1") if line.metric == "accuracy" else line
+        for line in found.lines
+    ]
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+
+    draw_boards(dataclasses.replace(found, lines=tuple(plain)), tmp_path / "boards.svg")
+
+    (figure,) = drawn
+    labels = {panel.get_ylabel() for panel in figure.axes}
+    assert labels == {"loss\nnat", "accuracy", "images_per_second\nimages/s"}
 
 
 def test_what_cannot_be_compared_or_drawn_is_said(tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ from result_cases import host
 
 from narrowgauge.judge.bars import Unmeasured
 from narrowgauge.judge.judging import judge
-from narrowgauge.judge.model import Judgement
+from narrowgauge.judge.model import Estimate, Judgement
 from narrowgauge.judge.rows import departures_of
+from narrowgauge.judge.words import estimate_words
 from narrowgauge_contract.claims import Claim, Expectation, Verdict
 from narrowgauge_contract.outcome import Metric, Status, Validity
 from narrowgauge_contract.record import Hashes, ImageFacts, Record
@@ -663,6 +664,14 @@ def test_rows_of_other_settings_than_the_profiles_do_not_count() -> None:
     # A larger profile's setting does, and so does a longer measurement of the same.
     assert judged(claim(), both(epochs=9)).verdict is Verdict.REPRODUCED
     assert judged(claim(), both(limit=60.0)).verdict is Verdict.REPRODUCED
+
+
+@pytest.mark.parametrize("unit", ["", "1", "MAC"])
+def test_of_a_plain_number_no_unit_is_written_however_large(unit: str) -> None:
+    for figure in (2.5, 2.5e7):
+        words = estimate_words(Estimate("median", figure, unit, None, None, 1))
+
+        assert words == f"{figure:.4g}{' MAC' if unit == 'MAC' else ''} (1 repeat)"
 
 
 def test_an_empty_value_is_seen_in_what_a_row_or_run_departs_by() -> None:

@@ -69,6 +69,12 @@ def test_what_has_no_valid_row_has_neither_figure_nor_ratio(tmp_path: Path) -> N
     assert page[4] == "| geometric mean of 0 |  |  |  | – | – |"
 
 
+def test_columns_of_plain_numbers_name_no_unit(tmp_path: Path) -> None:
+    export(bench_run(tmp_path / "run", modes=("strict", "int8"), unit="1").record(), tmp_path)
+
+    assert _page(tmp_path / "bench")[1].startswith("| batch | strict | int8 | int8 × strict")
+
+
 def test_a_cell_for_two_configurations_names_what_they_differ_in(folder: Path) -> None:
     with pytest.raises(UsageError, match="more than one strict of strict") as caught:
         _page(folder, MARK.replace("batch mode", "mode mode"))

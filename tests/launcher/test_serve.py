@@ -458,6 +458,7 @@ def test_curves_are_drawn(series: dict[int, list[float]], strokes: int) -> None:
     picture = curve_picture("loss", "nat", series)
 
     assert picture.count("<path") == strokes
+    assert " nat; the newest value is " in picture
     assert len(picture) < 20_000
     assert curve_picture("loss", "nat", {0: [math.nan]}) == ""
 
@@ -468,6 +469,7 @@ def test_rows_of_one_value_stand_beside_each_other() -> None:
     starts = [float(x) for x in re.findall(r'd="M (\S+)', picture)]
     assert len({round(x) for x in starts[:3]}) == 3
     assert re.findall(r">(row \d)<", picture) == ["row 4", "row 6"]
+    assert "of 3 rows, between 5 and 7; the newest" in picture
     assert "row" not in curve_picture("loss", "nat", {0: [1.0, 2.0], 1: [2.0]}).partition(">")[2]
 
 

@@ -10,7 +10,7 @@ from narrowgauge.judge.figures import Found
 from narrowgauge.judge.model import Estimate
 from narrowgauge.judge.ordering import Step
 from narrowgauge.judge.rules import Region, words_of
-from narrowgauge.units import scale_of
+from narrowgauge.units import Scale, scale_of
 from narrowgauge_contract.claims import Claim, Verdict
 from narrowgauge_contract.spec import ExperimentSpec
 
@@ -71,10 +71,10 @@ def estimate_words(estimate: Estimate) -> str:
 
 def _scaled(estimate: Estimate) -> tuple[Callable[[float], str], str]:
     """How to write the figures of an estimate, and the unit that goes after the first."""
-    if abs(estimate.figure) >= _LARGE:
-        return (lambda value: f"{value:.4g}"), f" {estimate.unit}"
-    scale = scale_of(estimate.figure, estimate.unit)
-    return scale.number, "" if scale.unit in ("", "1") else f" {scale.unit}"
+    large = abs(estimate.figure) >= _LARGE
+    scale = Scale(1.0, estimate.unit) if large else scale_of(estimate.figure, estimate.unit)
+    number = "{:.4g}".format if large else scale.number
+    return number, f" {scale.word}" if scale.word else ""
 
 
 def reason_of_region(

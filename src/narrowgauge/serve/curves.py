@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from narrowgauge.report.picture import svg_of
-from narrowgauge.units import number
+from narrowgauge.units import Scale, number
 
 __all__ = ["curve_picture"]
 
@@ -68,7 +68,8 @@ def curve_picture(name: str, unit: str, series: Mapping[int, Sequence[float]]) -
                      va="center_baseline", fontsize=11, parse_math=False)  # fmt: skip
     rows = f"{len(series)} rows" if len(series) > 1 else "one row"
     last = series[newest][-1]
-    return svg_of(picture, f"{name} of {rows}, between {number(low)} and {number(high)} {unit}; "
+    most = " ".join(filter(None, (number(high), Scale(1.0, unit).word)))
+    return svg_of(picture, f"{name} of {rows}, between {number(low)} and {most}; "
                            f"the newest value is {number(last)}")  # fmt: skip
 
 
