@@ -257,7 +257,7 @@ def test_nothing_measured_is_skipped_and_says_how_to_measure() -> None:
     found = judged(claim())
 
     assert found.verdict is Verdict.SKIPPED
-    assert "narrowgauge reproduce race/twice" in found.flip
+    assert (found.flip, found.command) == ("a run of it", "narrowgauge reproduce race/twice")
     assert (found.estimate, found.runs) == (None, ())
 
 

@@ -203,6 +203,15 @@ def test_explain_says_what_how_found_and_what_would_change_it(ng: Replay) -> Non
     )
 
 
+def test_explain_has_the_command_once_where_a_run_is_what_would_change_it(ng: Replay) -> None:
+    shutil.rmtree(ng.checkout.results / "race")
+
+    out = ng("explain", "twice")[1]
+
+    assert "  to change a run of it\n  command   narrowgauge reproduce race/twice\n" in out
+    assert out.count("narrowgauge reproduce") == 1
+
+
 def test_what_nothing_here_measures_has_no_command(ng: Replay) -> None:
     out = ng("explain", "never")[1]
 

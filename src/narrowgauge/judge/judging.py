@@ -142,7 +142,7 @@ def _without(
         verdict=verdict,
         reason=reason,
         command=command_for(claim, spec),
-        flip=flip_without_figure(claim, spec, verdict, evidence),
+        flip=flip_without_figure(claim, verdict, evidence),
         parts=parts,
         expectation=body,
         expected_for=of,

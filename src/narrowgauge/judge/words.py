@@ -150,17 +150,14 @@ def flip_of_ordering(steps: Sequence[Step], verdict: Verdict, cap: Cap | None) -
     return f"{cap.cure} could make it REPRODUCED; {lost}" if cap else lost
 
 
-def flip_without_figure(
-    claim: Claim, spec: ExperimentSpec, verdict: Verdict, evidence: Evidence
-) -> str:
-    """What it takes to get a figure."""
-    command = command_for(claim, spec)
+def flip_without_figure(claim: Claim, verdict: Verdict, evidence: Evidence) -> str:
+    """What it takes to get a figure. The command stands beside it wherever it is shown."""
     if verdict is Verdict.NOT_APPLICABLE:
         if claim.not_comparable:
             return "another experiment, one that measures what was published"
-        return f"a run on {claim.device or ' or '.join(claim.expected)}: {command}"
+        return f"a run on {claim.device or ' or '.join(claim.expected)}"
     if verdict is Verdict.INVALID and evidence.invalid:
-        return f"valid rows, at least {claim.minimum_repeats} for each figure: {command}"
+        return f"valid rows, at least {claim.minimum_repeats} for each figure"
     if verdict is Verdict.INVALID:
-        return f"at least {claim.minimum_repeats} valid repeats of every figure: {command}"
-    return f"a run of it: {command}"
+        return f"at least {claim.minimum_repeats} valid repeats of every figure"
+    return "a run of it"
