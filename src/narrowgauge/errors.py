@@ -226,8 +226,12 @@ _BY_CODE: dict[int, type[NarrowgaugeError]] = {
 def ended_badly(
     exit_code: int, what: str, *, why: str = "", next_step: str = ""
 ) -> NarrowgaugeError:
-    """The error class of the lab's exit code; RunFailed for a code that is not ours."""
-    return _BY_CODE.get(exit_code, RunFailed)(what, why=why, next_step=next_step)
+    """The error of the lab's exit code, which it ends with; RunFailed for one that is not ours."""
+    error = _BY_CODE.get(exit_code, RunFailed)(what, why=why, next_step=next_step)
+    if exit_code != ExitCode.OK and exit_code in set(ExitCode):
+        # Codes that no class above is for too: what the record says is what a script is told.
+        error.exit_code = ExitCode(exit_code)
+    return error
 
 
 def disk_full(place: Path, what: str, *, next_step: str = "") -> DiskFull:

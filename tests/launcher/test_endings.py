@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
+from pathlib import Path
 
-from narrowgauge.errors import ContainerRefused, DiskFull, DockerPermission, DockerUnavailable
+import pytest
+from result_cases import job, record_of
+
+from narrowgauge.errors import (
+    ContainerRefused,
+    DiskFull,
+    DockerPermission,
+    DockerUnavailable,
+    ended_badly,
+)
 from narrowgauge.executors.docker_errors import connection_error, refusal_error
 from narrowgauge.executors.ending import ending_from, vanished
+from narrowgauge.recording import problem_of
+from narrowgauge.store import RunFolder, Store
 from narrowgauge_contract.errors import ExitCode
 from narrowgauge_contract.outcome import Status
 
@@ -37,6 +49,21 @@ def test_an_exit_status_has_one_meaning(
 
     assert (ending.exit_code, ending.status) == (code, how)
     assert (ending.error is None) == (status == 0)
+
+
+@pytest.mark.parametrize("code", [code for code in ExitCode if code != ExitCode.OK])
+def test_a_run_ends_with_the_code_that_its_record_says(code: ExitCode, tmp_path: Path) -> None:
+    record = record_of(Store(tmp_path).new_run(job()))
+    failed = dataclasses.replace(record, status=Status.FAILED, exit_code=int(code))
+
+    error = problem_of(failed, RunFolder(tmp_path))
+
+    assert error is not None
+    assert error.exit_code is code
+
+
+def test_a_code_that_is_not_ours_is_a_failed_run() -> None:
+    assert ended_badly(99, "it broke").exit_code is ExitCode.RUN_FAILED
 
 
 def test_a_lab_that_broke_is_quoted() -> None:
