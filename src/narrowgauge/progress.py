@@ -20,12 +20,20 @@ _LINE_EVERY_S = 5.0
 #: From when on an estimate is said: whichever comes first.
 _ETA_AFTER_S = 5.0
 _ETA_AFTER_PART = 0.02
+#: A row that takes longer than those before is not done for that.
+_NEARLY = 0.99
 #: How many figures fit on the line beside the bar.
 _FIGURES = 3
 
 
 class Progress:
-    """What the events so far say. `now` is the clock the events use (monotonic, same host)."""
+    """What the events so far say. `now` is the clock the events use (monotonic, same host).
+
+    A row may have several stretches of work, such as a training and then a table of cuts, each of
+    which counts from nothing, and of which nobody knows how long it takes beside the others. How
+    far the row is never goes back for that: in the first row it stands still and no time is said,
+    and later rows are measured by how long those before took.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -36,23 +44,33 @@ class Progress:
         self.row: int | None = None
         self.phase = ""
         self.figures: dict[str, str] = {}
-        self._row_part = 0.0
+        #: Of the row, the most so far, and as the newest event has it.
+        self._row_part = self._counted = 0.0
         self._row_goes_on = False
+        self._row_began = self._newest = 0.0
+        #: In this row, and the most that one before had.
+        self._stretches = self._most_stretches = 1
+        self._row_seconds: list[float] = []
         self._started: float | None = None
         self._row_parameters: dict[str, Any] = {}
 
     def add(self, event: Event) -> None:
+        self._newest = event.t
         if event.kind is EventKind.ROW_START:
             self.row = event.row
-            self._row_part = 0.0
+            self._row_part = self._counted = 0.0
             self._row_goes_on = True
+            self._row_began = event.t
+            self._stretches = 1
             # What the row before reached would be read as this one's.
             self.phase, self.figures = "", {}
             self._row_parameters = event.data.get("parameters", {})
             self._started = event.t if self._started is None else self._started
         elif event.kind is EventKind.PROGRESS:
             done, total = event.data.get("done", 0), event.data.get("total", 0)
-            self._row_part = min(1.0, done / total) if total else 0.0
+            part = min(1.0, done / total) if total else 0.0
+            self._stretches += part < self._counted
+            self._counted, self._row_part = part, max(part, self._row_part)
             words = (
                 event.data.get("phase", ""),
                 f"{_count(done)}/{_count(total)}",
@@ -73,17 +91,29 @@ class Progress:
             self.failed += status not in ("complete", "skipped")
             self._row_part = 0.0
             self._row_goes_on = False
+            # One that was skipped, or failed early, says nothing of how long others take.
+            self._row_seconds += [event.t - self._row_began] if status == "complete" else []
+            self._most_stretches = max(self._most_stretches, self._stretches)
 
     @property
     def part(self) -> float:
         """How much of the whole run is done, 0 to 1."""
         if not self.rows_total:
             return 0.0
-        return min(1.0, (self.rows_done + self._row_part) / self.rows_total)
+        return min(1.0, (self.rows_done + self._part_of_row()) / self.rows_total)
+
+    def _part_of_row(self) -> float:
+        """How much of the row that goes on is done; of one that may begin anew, by its time."""
+        mean = sum(self._row_seconds) / len(self._row_seconds) if self._row_seconds else 0.0
+        if not self._row_goes_on or self._most_stretches == 1 or mean <= 0.0:
+            return self._row_part
+        return min(_NEARLY, (self._newest - self._row_began) / mean)
 
     def eta_s(self, now: float) -> float | None:
         """Seconds left, if it goes on as it went; None before there is anything to go by."""
         if self._started is None or self.part <= 0.0:
+            return None
+        if self._stretches > 1 and not self._row_seconds:
             return None
         # The first steps warm up: an hour, said for a run of minutes, is worse than nothing.
         if now - self._started < _ETA_AFTER_S and self.part < _ETA_AFTER_PART:
@@ -103,10 +133,11 @@ class Progress:
         words += [f"{n} {v}" for n, v in self._shown()]
         words += [f"{self.failed} failed"] if self.failed else []
         words += [f"{self.skipped} skipped"] if self.skipped else []
-        words += [
-            f"{self.part:4.0%}",
-            f"about {duration(eta)} left" if eta is not None else "starting",
-        ]
+        words += [f"{self.part:4.0%}"]
+        if eta is not None:
+            words += [f"about {duration(eta)} left"]
+        elif self._stretches == 1:
+            words += ["starting"]
         return " · ".join(words)
 
     def _shown(self) -> list[tuple[str, str]]:

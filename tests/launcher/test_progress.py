@@ -66,6 +66,35 @@ def test_the_line_has_figures_of_the_row_that_it_names_alone() -> None:
     assert begun.startswith("row 2/2 · precision=bf16 ·  50% · ")
 
 
+def _train_and_cut(progress: Progress, row: int, begin: float) -> None:
+    """Ten seconds: six of training, and four of cuts that count from nothing."""
+    progress.add(event(EventKind.ROW_START, begin, row, parameters={}))
+    for second, done in ((3.0, 1), (6.0, 2)):
+        progress.add(event(EventKind.PROGRESS, begin + second, row, done=done, total=2))
+    progress.add(event(EventKind.PROGRESS, begin + 7.0, row, done=1, total=16, unit="cut"))
+
+
+def test_a_row_goes_not_back_where_its_next_stretch_begins() -> None:
+    progress = Progress(tiny_job("precision=fp32,bf16"))
+    _train_and_cut(progress, 0, 100.0)
+
+    assert progress.part == 0.5
+    assert progress.eta_s(107.0) is None, "nobody knows what cuts take beside training"
+    assert progress.line(107.0).endswith(" 50%")
+
+
+def test_a_later_row_of_several_stretches_goes_by_the_time_of_those_before() -> None:
+    progress = Progress(tiny_job("precision=fp32,bf16"))
+    _train_and_cut(progress, 0, 100.0)
+    progress.add(event(EventKind.ROW_END, 110.0, status="complete"))
+    _train_and_cut(progress, 1, 110.0)
+
+    assert progress.part == pytest.approx(0.85)
+    assert progress.eta_s(117.0) == pytest.approx(3.0)
+    progress.add(event(EventKind.PROGRESS, 150.0, 1, done=2, total=16, unit="cut"))
+    assert progress.part == pytest.approx(0.995), "late, and not done for that"
+
+
 def test_a_failed_row_shows() -> None:
     progress = half_way()
     progress.add(event(EventKind.ROW_END, 116.0, 1, status="failed"))
