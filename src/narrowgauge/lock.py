@@ -18,7 +18,7 @@ from pathlib import Path
 
 from narrowgauge.errors import Busy, results_unwritable
 
-__all__ = ["Holder", "default_lock_file", "hold"]
+__all__ = ["Holder", "default_lock_file", "hold", "is_held", "last_holder"]
 
 _WAIT_S = 1.0
 _FOLDERS = ("/run/lock", "/var/lock", "/tmp")
@@ -64,6 +64,42 @@ def hold(
         yield lambda renamed: _write(descriptor, renamed)
         # Only an orderly end clears the name; what another end leaves is looked up the next time.
         os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def last_holder(path: Path) -> Holder | None:
+    """Whom the file names: who holds it, or whose launcher was killed while it did. None without a
+    file."""
+    try:
+        with _to_ask(path) as descriptor:
+            return _read(descriptor)
+    except OSError:
+        return None
+
+
+def is_held(path: Path) -> bool | None:
+    """Whether a living process holds the lock of a file; None where that cannot be told.
+
+    A free one is ours for a moment, shared: whoever asks for it just then and does not wait is
+    refused. So ask only about one that its holder would have by now.
+    """
+    try:
+        with _to_ask(path) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
+
+
+@contextmanager
+def _to_ask(path: Path) -> Iterator[int]:
+    """Open what may be anything: makes nothing, and waits for nobody."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 

@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from narrowgauge import statistics
+from narrowgauge.liveness import Liveness
 from narrowgauge.noise import Floors
 from narrowgauge.progress import duration
 from narrowgauge.remarks import remarks, two_modes
@@ -23,6 +24,7 @@ from narrowgauge.units import format_value
 from narrowgauge.view import (
     LEAST_WIDTH,
     RunView,
+    liveness_now,
     load_view,
     metric_names,
     unit_of,
@@ -69,7 +71,8 @@ def show_run(folder: RunFolder, console: Console, floors: Floors) -> None:
         for remark in remarks_of(remarks(view, floors), console):
             console.print(remark)
     else:
-        console.print(Text("no row was started", style="yellow"))
+        words = "no row has begun yet" if view.going else "no row was started"
+        console.print(Text(words, style="yellow"))
     for part in (_error(view, record), _facts(record, console), _footer(view, record)):
         if part is not None:
             console.print(part)
@@ -79,10 +82,11 @@ def _header(view: RunView, terminal: bool) -> RenderableType:
     record = view.record
     if record is None:
         return Text(f"{view.folder.name}: damaged", style="bold red")
-    mark, colour = _STYLES[_status(record)]
+    # What an outcome says already is no end while the run has no record.
+    mark, colour = _STYLES[Status.UNFINISHED if view.liveness else _status(record)]
     title = view.spec.title if view.spec else record.experiment
     first = Text.assemble((title, "bold"), "   ", (f"{mark} {_ended(view, record)}", colour))
-    second = Text(" · ".join(_circumstances(record)), style="dim" if terminal else "")
+    second = Text(" · ".join(_circumstances(view, record)), style="dim" if terminal else "")
     third = Text(" ".join(f"{n}={word(v)}" for n, v in sorted(record.parameters.items())))
     body = Group(first, second, third)
     if not terminal:
@@ -91,8 +95,8 @@ def _header(view: RunView, terminal: bool) -> RenderableType:
 
 
 def _ended(view: RunView, record: Record) -> str:
-    if view.state is RunState.OPEN:
-        return "no record yet: running, or its launcher is gone"
+    if view.liveness is not None:
+        return view.liveness.value
     spent = f" in {duration(record.seconds)}" if record.seconds is not None else ""
     code = f", exit code {record.exit_code}" if record.exit_code else ""
     return f"{_status(record).value}{spent}{code}"
@@ -109,13 +113,15 @@ def _status(record: Record) -> Status:
     return Status.SKIPPED if _lacking(record) else record.status
 
 
-def _circumstances(record: Record) -> Iterable[str]:
+def _circumstances(view: RunView, record: Record) -> Iterable[str]:
     yield record.experiment
     yield record.profile
     yield f"seed {record.seed}"
     host = record.host
     if host is None:
-        yield f"on {record.target}, no launcher"
+        # What a launcher knows of the host comes with the record.
+        unknown = view.state is not RunState.RECORDED and view.folder.launched
+        yield f"on {record.target}" + ("" if unknown else ", no launcher")
     elif host.executor == record.target:
         yield record.target
     else:
@@ -232,11 +238,18 @@ def _footer(view: RunView, record: Record) -> RenderableType:
     if traces:
         more = f" and {len(traces) - 1} more" if len(traces) > 1 else ""
         lines.append(f"  what ran when: {folder.out / traces[0]}{more}; ui.perfetto.dev opens it")
-    if view.state is RunState.OPEN:
-        lines.append(f"next: {folder.how_to_record}")
+    if view.liveness is not None:
+        lines.append(_next(folder, view.liveness))
     elif record.valid_rows():
         lines.append(f"next: narrowgauge compare {folder.name} RUN")
     return Text("\n".join(lines))
+
+
+def _next(folder: RunFolder, liveness: Liveness) -> str:
+    if liveness is Liveness.WATCHED:
+        return "its launcher records it when it has ended"
+    when = " when it has ended" if liveness is Liveness.RUNNING else ""
+    return f"next{when}: {folder.how_to_record}"
 
 
 def print_results(entries: Sequence[Entry], console: Console, *, filtered: bool = False) -> None:
@@ -263,7 +276,9 @@ def _result_cells(entry: Entry) -> tuple[RenderableType, ...]:
             what = entry.problem.what.replace(f"{entry.folder.path}/", "") if entry.problem else ""
             return "", Text("damaged", style="red"), "", "", Text(what, style="red")
         profile = entry.job.profile if entry.job else ""
-        return profile, Text("no record yet", style="yellow"), "", "", ""
+        going = liveness_now(entry.folder).going
+        words = {True: "… running", False: "no record, cut off", None: "no record yet"}[going]
+        return profile, Text(words, style="yellow"), "", "", ""
     mark, colour = _STYLES[_status(record)]
     skipped = sum(row.status is Status.SKIPPED for row in record.rows)
     tried = len(record.rows) - skipped

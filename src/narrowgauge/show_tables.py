@@ -14,6 +14,7 @@ from rich.text import Text
 
 from narrowgauge import statistics
 from narrowgauge.statistics import Configuration, word
+from narrowgauge.store import RunState
 from narrowgauge.units import Scale, format_value, number, scale_of
 from narrowgauge.view import RunView, metric_names, spark, unit_of
 from narrowgauge_contract.outcome import Row, Status
@@ -87,7 +88,7 @@ def _results(view: RunView, record: Record, *, stacked: bool) -> Table:
     them, there are no columns for range and curve."""
     found = view.configurations
     names = statistics.varying(found)
-    figures = {id(each): _figures_of(each, view.headline, record) for each in found}
+    figures = {id(each): _figures_of(view, each, record) for each in found}
     used = [any(line[place] for lines in figures.values() for line in lines) for place in range(5)]
     heads = [
         head
@@ -125,27 +126,32 @@ def _beside(
 
 
 def _figures_of(
-    found: Configuration, headline: Sequence[str], record: Record
+    view: RunView, found: Configuration, record: Record
 ) -> list[tuple[RenderableType, ...]]:
     """The lines of a configuration; one alone where it has no valid row, of how that came."""
     if found.valid:
-        return [(metric, *_metric_cells(found, metric, record)) for metric in headline]
-    return [(_ended(found.rows), "–", "", Text(f"0/{len(found.rows)}", style="red"), "")]
+        return [(metric, *_metric_cells(view, found, metric, record)) for metric in view.headline]
+    return [(_ended(view, found.rows), "–", "", _counted(view, 0, found.rows), "")]
 
 
-def _metric_cells(found: Configuration, metric: str, record: Record) -> tuple[RenderableType, ...]:
+def _metric_cells(
+    view: RunView, found: Configuration, metric: str, record: Record
+) -> tuple[RenderableType, ...]:
     unit = unit_of(record, metric)
     summary = statistics.summarize(found.figures(metric))
     if summary is None:
-        return Text("–"), "", Text(f"0/{len(found.rows)}", style="red"), ""
+        return Text("–"), "", _counted(view, 0, found.rows), ""
     first = next(m for row in found.valid if (m := row.metric(metric)) and m.values)
     scale = scale_of(summary.median, unit)
     figure = Text(scale.text(summary.median), style="bold")
     curve = spark(first.values, _CURVE) if len(first.values) > 1 and first.index else ""
-    repeats = Text(f"{summary.n}/{len(found.rows)}")
-    if summary.n < len(found.rows):
-        repeats.stylize("red")
-    return figure, _spread(summary, scale), repeats, curve
+    return figure, _spread(summary, scale), _counted(view, summary.n, found.rows), curve
+
+
+def _counted(view: RunView, count: int, rows: Sequence[Row]) -> Text:
+    """`2/3`, marked where rows are missing that will not come."""
+    lost = len(rows) - count > sum(view.not_ended(row) for row in rows)
+    return Text(f"{count}/{len(rows)}", style="red" if lost else "")
 
 
 def _spread(summary: statistics.Summary, scale: Scale) -> str:
@@ -160,11 +166,15 @@ def _spread(summary: statistics.Summary, scale: Scale) -> str:
     return f"{scale.number(summary.low)}–{scale.number(summary.high)}"
 
 
-def _ended(rows: Sequence[Row]) -> Text:
-    if all(row.validity.valid for row in rows):
+def _ended(view: RunView, rows: Sequence[Row]) -> Text:
+    without = [row for row in rows if not row.validity.valid]
+    if not without:
         return Text("valid", style="green")
-    if all(row.status is Status.SKIPPED for row in rows):
+    wrong = [row for row in without if row.status is not Status.SKIPPED]
+    if not wrong:
         return Text("skipped", style="yellow")
+    if all(view.not_ended(row) for row in wrong):
+        return Text("running" if view.going else "unfinished", style="yellow")
     return Text("INVALID", style="bold red")
 
 
@@ -205,7 +215,7 @@ def rows_of(view: RunView, record: Record, console: Console) -> RenderableType:
     shown = view.headline
     forms = [_rows(view, record, shown, seed=True)]
     forms += [_rows(view, record, shown[:n], seed=False) for n in range(len(shown), -1, -1)]
-    return Group(_first_that_fits(forms, console), *_row_notes(record))
+    return Group(_first_that_fits(forms, console), *_row_notes(view, record))
 
 
 def _rows(view: RunView, record: Record, shown: Sequence[str], *, seed: bool) -> Table:
@@ -218,15 +228,15 @@ def _rows(view: RunView, record: Record, shown: Sequence[str], *, seed: bool) ->
             *(word(row.parameters[name]) for name in names),
             *(_row_figure(row, name) for name in shown),
             f"{row.seconds:.1f}" if row.seconds is not None else "–",
-            _ended([row]),
+            _ended(view, [row]),
         )  # fmt: skip
     return table
 
 
-def _row_notes(record: Record) -> Iterable[Text]:
+def _row_notes(view: RunView, record: Record) -> Iterable[Text]:
     """Why rows do not count, once per reason, and how many rows are not on the screen."""
     reasons: dict[str, list[Row]] = {}
-    for row in record.rows:
+    for row in (each for each in record.rows if not view.not_ended(each)):
         for reason in row.validity.reasons:
             reasons.setdefault(reason, []).append(row)
     for reason, rows in reasons.items():
@@ -237,6 +247,9 @@ def _row_notes(record: Record) -> Iterable[Text]:
         yield Text(words, style="yellow" if skipped else "red")
     if len(record.rows) > _ROWS:
         yield Text(f"and {len(record.rows) - _ROWS} more rows: derived/rows.csv has all")
+    to_come = view.planned - len(record.rows)
+    if view.state is RunState.OPEN and to_come > 0:
+        yield Text(f"{to_come} of {view.planned} rows have not begun", style="yellow")
 
 
 def _row_figure(row: Row, name: str) -> str:

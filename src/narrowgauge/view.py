@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from narrowgauge import statistics
+from narrowgauge.liveness import Liveness, liveness_of
+from narrowgauge.lock import default_lock_file
 from narrowgauge.store import RunFolder, RunState, read_entry
 from narrowgauge_contract.codec import encode
 from narrowgauge_contract.errors import DamagedRecordError, NarrowgaugeError
 from narrowgauge_contract.events import read_events
 from narrowgauge_contract.job import Job
-from narrowgauge_contract.outcome import Metric
+from narrowgauge_contract.outcome import Metric, Row, Status
 from narrowgauge_contract.record import Record, compose
 from narrowgauge_contract.spec import ExperimentSpec, parse_spec
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LEAST_WIDTH",
     "RunView",
+    "liveness_now",
     "load_view",
     "metric_names",
     "spark",
@@ -43,13 +46,27 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as far as it is known. `record` is composed on the spot where none was written."""
+    """A run as far as it is known. `record` is composed on the spot where none was written, and
+    then `liveness` says whether it goes on; `planned`: how many rows its job has."""
 
     folder: RunFolder
     state: RunState
     record: Record | None
     spec: ExperimentSpec | None
     problem: NarrowgaugeError | None
+    liveness: Liveness | None = None
+    planned: int = 0
+
+    @property
+    def going(self) -> bool:
+        """Whether it is known to run."""
+        return self.liveness is not None and self.liveness.going is True
+
+    def not_ended(self, row: Row) -> bool:
+        """Whether nothing is wrong with a row but that it has not ended, where no record says that
+        it never will."""
+        unfinished = row.status is Status.UNFINISHED and len(row.validity.reasons) == 1
+        return unfinished and self.state is RunState.OPEN
 
     @property
     def configurations(self) -> tuple[statistics.Configuration, ...]:
@@ -77,7 +94,21 @@ def load_view(folder: RunFolder) -> RunView:
             spec = parse_spec(record.spec, where=f"the record of {record.run_id}")
         except NarrowgaugeError:
             spec = None  # an older declaration; the record itself is still whole
-    return RunView(folder, entry.state, record, spec, entry.problem)
+    job = entry.job
+    return RunView(
+        folder,
+        entry.state,
+        record,
+        spec,
+        entry.problem,
+        liveness=liveness_now(folder) if entry.state is RunState.OPEN else None,
+        planned=len(job.rows) if job is not None else 0,
+    )
+
+
+def liveness_now(folder: RunFolder) -> Liveness:
+    """Whether a run without a record goes on, by this host's lock."""
+    return liveness_of(folder, default_lock_file(os.environ))
 
 
 def _from_events(folder: RunFolder, job: Job) -> Record:
@@ -170,6 +201,8 @@ def to_json(view: RunView) -> dict[str, Any]:
         "folder": str(view.folder.path),
         "problem": str(view.problem) if view.problem else None,
     }
+    if view.liveness is not None:
+        body["running"] = view.liveness.going
     if record is None:
         return body
     metrics = metric_names(record)
