@@ -11,6 +11,7 @@ import numpy as np
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab.anytime.feeds import Splits
 from narrowgauge_lab.context import RowContext
+from narrowgauge_lab.errors import DataUnavailableError
 from narrowgauge_lab.shared_weights import asked_file
 from narrowgauge_scores.answers import correct_of
 from narrowgauge_scores.resampling import draw_means, interval_of
@@ -33,10 +34,16 @@ class Against:
     @classmethod
     def of(cls, parameters: Any, folder: Path, seed: int) -> Optional[Against]:
         """What the parameters of a row of `seed` name; None where they name nothing. Raises
-        BadValueError where no exit has that name, and what `read_logits` raises."""
+        DataUnavailableError where there is no such file, BadValueError where no exit has that
+        name, and what `read_logits` raises."""
         path = asked_file(parameters["against"], folder, seed)
         if path is None:
             return None
+        if not path.is_file():
+            raise DataUnavailableError(
+                f"against={parameters['against']}: no file {path}",
+                next_step="give the logits.npz of a row of quantisation, as the README of pruning has it",
+            )
         run = read_logits(path)
         names = run.names()
         if parameters["against_exit"] not in names:

@@ -16,12 +16,12 @@ from one_row import EXPERIMENTS, Rows
 from narrowgauge_contract.claims import load_claims
 from narrowgauge_contract.errors import (
     BadValueError,
-    DamagedRecordError,
     NotApplicableError,
     UsageError,
 )
 from narrowgauge_contract.outcome import Row
 from narrowgauge_contract.spec import load_toml
+from narrowgauge_lab.errors import DataUnavailableError
 from narrowgauge_lab.networks.cifar_resnet import cifar_resnet
 from narrowgauge_lab.precision import available
 from narrowgauge_lab.sparse_networks import make_ready
@@ -318,7 +318,7 @@ class TestAgainst:
         with pytest.raises(BadValueError, match="against_exit='int8'") as unknown:
             ROWS.run(tmp_path / "b", *words, "against_exit=int8")
         assert "10 % pruned" in unknown.value.why
-        with pytest.raises(DamagedRecordError, match="missing"):
+        with pytest.raises(DataUnavailableError, match="no file"):
             ROWS.run(tmp_path / "c", f"against={tmp_path / 'none.npz'}")
 
 
