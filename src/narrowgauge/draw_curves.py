@@ -23,6 +23,9 @@ __all__ = ["curves_size", "paint_curves"]
 
 #: Of panels on one axis, how much of it the curves of each have to take up at least.
 _LEAST_OF_AXIS = 0.25
+#: As many names as can be read below an axis, upright; and in inches how wide that is, and a letter
+#: of a name.
+_MOST_PLACES, _PANEL, _LETTER = 36, 3.4, 0.08
 
 _NOTHING = statistics.Summary(0, math.nan, math.nan, math.nan, math.nan, math.nan, None)
 
@@ -41,23 +44,47 @@ def paint_curves(
 ) -> None:
     """Paint `metrics` of the configurations, each of which has valid rows, into `picture`. Panels
     of one unit have one axis, so that their curves compare, unless one would be flat on it."""
-    from matplotlib.ticker import MaxNLocator
-
     panels = picture.subplots(1, len(metrics), squeeze=False)[0]
     names = statistics.varying(found)
+    places = _places_of(drawing, found)
     for panel, metric in zip(panels, metrics, strict=True):
         for each, colour in zip(found, itertools.cycle(COLOURS)):
             _curve(panel, each, metric, colour, each.label(names))
         panel.set_ylabel(drawing.y or axis_of(metric, unit_of(record, metric)))
         if len(metrics) > 1:
             panel.set_title(axis_of(metric, ""), fontsize=10, loc="left")
-        panel.set_xlabel(drawing.x or index_of(record, metric))
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        if all(len(line.get_xdata()) < 2 for line in panel.get_lines()):
-            panel.set_xlim(0.5, 1.5)
+        measured = (row.metric(metric) for each in found for row in each.valid)
+        longest = max(len(each.values) for each in measured if each is not None)
+        _index_axis(panel, drawing, drawing.x or index_of(record, metric), longest, places)
     _share_axes(panels, [unit_of(record, metric) for metric in metrics])
     if names:
         picture.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+
+
+def _places_of(drawing: Drawing, found: Sequence[Configuration]) -> tuple[str, ...]:
+    """What the index's places are called, where all rows call them the same."""
+    if drawing.ticks is None:
+        return ()
+    said = {drawing.ticks.names_of(row) for each in found for row in each.valid}
+    return (said.pop() or ()) if len(said) == 1 else ()
+
+
+def _index_axis(
+    panel: Axes, drawing: Drawing, words: str, longest: int, places: Sequence[str]
+) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    if places and len(places) == longest:
+        shown = range(0, longest, math.ceil(longest / _MOST_PLACES))
+        panel.set_xticks([1 + each for each in shown], [places[each] for each in shown])
+        if len(shown) * (1 + max(len(places[each]) for each in shown)) * _LETTER > _PANEL:
+            panel.tick_params(axis="x", labelrotation=90, labelsize=8)
+        panel.set_xlabel(words)
+    else:
+        panel.set_xlabel(f"{words}, counted from the first" if drawing.ticks else words)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if longest < 2:
+        panel.set_xlim(0.5, 1.5)
 
 
 def _share_axes(panels: Sequence[Axes], units: Sequence[str]) -> None:

@@ -124,6 +124,10 @@ for panel, name in zip(panels[0], metrics):
             values = row.metric(name).values if row.metric(name) else ()
             panel.plot(range(1, len(values) + 1), values, marker="o", color=f"C{number % 10}",
                        label=label if repeat == 0 else None)
+            places = drawing.ticks.names_of(row) if drawing.ticks else None
+            if places and len(places) == len(values):
+                panel.set_xticks(range(1, len(values) + 1))
+                panel.set_xticklabels(places, rotation=90)
     panel.set_title(name)
     panel.set_xlabel(drawing.x or "sample")
     panel.set_ylabel(drawing.y or unit_of(name))

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Tuple
 
 from narrowgauge_contract.errors import ExperimentFileError
+from narrowgauge_contract.ticks import Ticks, parse_ticks
 from narrowgauge_contract.toml_checks import names_of, only, text_of
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ __all__ = [
 
 #: What each kind takes beside `name`, `kind` and `title`.
 _KEYS: Dict[str, Tuple[str, ...]] = {
-    "curve": ("metrics", "x", "y", "parameter", "values"),
+    "curve": ("metrics", "x", "y", "ticks", "parameter", "values"),
     "bar": ("metrics", "x", "y"),
     "confusion": ("side_file", "x", "y"),
     "heat": ("side_file", "x", "y"),
@@ -94,12 +95,12 @@ class Drawing:
     """A picture.
 
     `curve` and `bar` draw `metrics` (over the metric's own index), a curve those `among` the rows
-    where it is given; `confusion` draws `side_file`,
-    a JSON file with `labels` and `counts[true][predicted]`; `heat` too, one with `values`, a list
-    of rows, the names `rows` and `columns`, and `label`, what values are; `maps` draws one with
-    `images`, a line of `maps` from 0 to 1 for each, and their names `rows` and `columns`; `ladder`
-    draws `ladder`; `stacked` draws `metrics` as `stack` says; `anytime` draws what the exits of a
-    network answered, from the rows' logits.npz.
+    where it is given, with the index's places called as `ticks` says; `confusion` draws
+    `side_file`, a JSON file with `labels` and `counts[true][predicted]`; `heat` too, one with
+    `values`, a list of rows, the names `rows` and `columns`, and `label`, what values are; `maps`
+    draws one with `images`, a line of `maps` from 0 to 1 for each, and their names `rows` and
+    `columns`; `ladder` draws `ladder`; `stacked` draws `metrics` as `stack` says; `anytime` draws
+    what the exits of a network, or the rungs of a ladder, answered, from the rows' logits.npz.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Drawing:
     ladder: Optional[Ladder] = None
     stack: Optional[Stack] = None
     among: Optional[Among] = None
+    ticks: Optional[Ticks] = None
 
     def shows(self, parameters: Mapping[str, Scalar]) -> bool:
         """Whether rows of these parameters are in the picture."""
@@ -149,6 +151,7 @@ def _parse_drawing(
         ladder=_parse_ladder(body, parameters, f"{where} '{name}'") if kind == "ladder" else None,
         stack=_parse_stack(body, parameters, f"{where} '{name}'") if kind == "stacked" else None,
         among=_parse_among(body, parameters, f"{where} '{name}'") if kind == "curve" else None,
+        ticks=parse_ticks(body, parameters, f"{where} '{name}'"),
     )
 
 

@@ -14,6 +14,7 @@ from narrowgauge_contract.errors import (
     ExperimentFileError,
     UnknownNameError,
 )
+from narrowgauge_contract.outcome import Row, Status, Validity
 from narrowgauge_contract.spec import load_spec, parse_spec
 
 
@@ -336,6 +337,51 @@ def test_each_mistake_in_a_curve_of_some_rows_is_named(
 def test_a_curve_of_a_value_that_the_parameter_does_not_take_is_refused() -> None:
     with pytest.raises(BadValueError):
         parse_spec(_curve(values=["fp4"]))
+
+
+def _ticks(ticks: Any, **changes: Any) -> Dict[str, Any]:
+    """The curve's experiment, with a parameter that is a list."""
+    body = _curve(ticks=ticks, **changes)
+    share = {"type": "str", "commas": True, "default": "0.1,0.5", "axis": "run", "help": "H."}
+    return {**body, "parameters": {**body["parameters"], "shares": share}}
+
+
+def test_the_places_of_a_curve_have_names_of_the_row() -> None:
+    row = Row(0, 0, 0, {"shares": "0.1, 0.5"}, Status.COMPLETE, Validity(True),
+              facts={"layers": ["a", 2, 0.25], "deep": [["a"]], "flag": [True], "one": "abc"},
+              )  # fmt: skip
+
+    def names(ticks: Any) -> Any:
+        (drawing,) = parse_spec(_ticks(ticks)).drawings
+        assert drawing.ticks is not None
+        return drawing.ticks.names_of(row)
+
+    assert names({"parameter": "shares"}) == ("0.1", "0.5")
+    assert names({"fact": "layers"}) == ("a", "2", "0.25")
+    for unfit in ("deep", "flag", "one", "unknown"):
+        assert names({"fact": unfit}) is None
+    assert parse_spec(_curve()).drawings[0].ticks is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ticks": {"parameter": "shraes"}}, "ticks: no parameter 'shraes'"),
+        ({"ticks": {"parameter": "precision"}}, "'precision' is no list"),
+        ({"ticks": {"facts": "layers"}}, "unknown key 'facts'"),
+        ({"ticks": {"fact": ""}}, "lacks the text 'fact'"),
+        ({"ticks": {}}, "one fact or one parameter"),
+        ({"ticks": {"fact": "layers", "parameter": "shares"}}, "one fact or one parameter"),
+        ({"ticks": "layers"}, "should be a table"),
+        ({"ticks": {"fact": "layers"}, "kind": "bar", "parameter": ..., "values": ...},
+         "unknown key 'ticks'"),
+    ],
+)  # fmt: skip
+def test_each_mistake_in_the_names_of_places_is_named(
+    changes: Dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ExperimentFileError, match=message):
+        parse_spec(_ticks(**changes))
 
 
 def test_only_parts_of_torch_can_be_preloaded() -> None:

@@ -57,7 +57,9 @@ count = 0
 def show():
     global count
     for number in plt.get_fignums():
-        plt.figure(number).savefig(f"picture-{count}.png")
+        picture = plt.figure(number)
+        picture.savefig(f"picture-{count}.png")
+        print("ticks", [tick.get_text() for tick in picture.axes[0].get_xticklabels()])
         count += 1
     plt.close("all")
 plt.show = show
@@ -73,6 +75,7 @@ def _whole() -> dict[str, Any]:
     """The toy with a picture of every kind, and closing lines."""
     body: dict[str, Any] = copy.deepcopy(SPEC)
     body["parameters"]["precision"]["choices"] += ["slow", "fast"]
+    body["draw"][0]["ticks"] = {"fact": "passes"}
     body["draw"].append(
         {
             "name": "ladder", "kind": "ladder", "title": "Ladder", "parameter": "precision",
@@ -164,6 +167,8 @@ def _execute(
     )
     whole = json.loads((run / "record.json").read_text())
     whole["rows"][0]["facts"]["profiled"] = "torch"
+    for row in whole["rows"]:
+        row["facts"]["passes"] = ["first", "second", "third"]
     (run / "out" / "record.json").write_text(json.dumps({**whole, "spec": WHOLE}))
     results = tmp_path / "results"
     notebook = notebook_of(
@@ -199,6 +204,7 @@ def test_its_cells_run_the_lab_and_show_what_it_measured(tmp_path: Path) -> None
     assert "precision=fp32\n    accuracy: 99.1 % (99 to 99.2; n=3)" in done.stdout
     assert "precision=bf16\n    accuracy: 98.1 % (98 to 98.2; n=3)" in done.stdout
     assert "fp32 is 1.0 times as fast" in done.stdout
+    assert "ticks ['first', 'second', 'third']" in done.stdout
     pictures = sorted(tmp_path.glob("picture-*.png"))
     assert len(pictures) == 6, "loss, speed, ladder, parts, a confusion matrix of each precision"
     assert all(path.stat().st_size > 5000 for path in pictures)

@@ -1,0 +1,97 @@
+"""Curves along an index: what its places are called."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from result_cases import SPEC, job, record_of
+
+from narrowgauge import draw
+from narrowgauge.catalog import experiment_names, load_experiment
+from narrowgauge.store import Store
+from narrowgauge_contract.outcome import Metric
+from narrowgauge_contract.record import Record
+from narrowgauge_contract.spec import parse_spec
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+BLOCKS = ["stem", "body", "head"]
+
+
+def _record(tmp_path: Path, values: tuple[float, ...] = (3.0, 2.0, 1.0), **facts: Any) -> Record:
+    """The toy's, whose rows all have one metric, `loss`, and these facts."""
+    record = record_of(Store(tmp_path).new_run(job()))
+    metrics = (Metric("loss", "nat", "computed", values, "block"),)
+    rows = [dataclasses.replace(row, metrics=metrics, facts=facts) for row in record.rows]
+    return dataclasses.replace(record, rows=tuple(rows))
+
+
+def _drawn(record: Record, **more: Any) -> Figure:
+    drawing = {"name": "d", "kind": "curve", "title": "D", "metrics": ["loss"], **more}
+    spec = parse_spec({**SPEC, "draw": [drawing]})
+    ((_, picture),) = draw._curves(spec.drawings[0], record)
+    return picture
+
+
+def _ticks(panel: Axes) -> tuple[list[float], list[str]]:
+    return list(panel.get_xticks()), [tick.get_text() for tick in panel.get_xticklabels()]
+
+
+def test_places_have_the_names_that_rows_give_them(tmp_path: Path) -> None:
+    record = _record(tmp_path, blocks=BLOCKS)
+
+    (panel,) = _drawn(record, x="block", ticks={"fact": "blocks"}).axes
+
+    assert _ticks(panel) == ([1, 2, 3], BLOCKS)
+    assert panel.get_xlabel() == "block"
+    (panel,) = _drawn(record, x="block").axes
+    assert "stem" not in _ticks(panel)[1]
+
+
+@pytest.mark.parametrize("unlike", ["two names", "fewer", "none"])
+def test_places_are_counted_where_rows_do_not_agree_on_their_names(
+    tmp_path: Path, unlike: str
+) -> None:
+    record = _record(tmp_path, blocks=BLOCKS[:2] if unlike == "fewer" else BLOCKS)
+    facts = {"two names": {"blocks": BLOCKS[::-1]}, "none": {}}.get(unlike)
+    if facts is not None:
+        changed = dataclasses.replace(record.rows[-1], facts=facts)
+        record = dataclasses.replace(record, rows=(*record.rows[:-1], changed))
+
+    (panel,) = _drawn(record, x="block", ticks={"fact": "blocks"}).axes
+
+    assert "stem" not in _ticks(panel)[1]
+    assert panel.get_xlabel() == "block, counted from the first"
+
+
+def test_long_names_stand_upright_and_of_many_some_are_left_out(tmp_path: Path) -> None:
+    def panel_of(names: list[str]) -> Axes:
+        values = tuple(map(float, range(len(names))))
+        record = _record(tmp_path / str(len(names)), values, blocks=names)
+        (panel,) = _drawn(record, ticks={"fact": "blocks"}).axes
+        return panel
+
+    few, some, many = (
+        panel_of([f"{name}{number}" for number in range(count)])
+        for name, count in (("b", 5), ("layer", 8), ("layer", 90))
+    )
+
+    assert [label.get_rotation() for label in few.get_xticklabels()] == [0] * 5
+    assert [label.get_rotation() for label in some.get_xticklabels()] == [90] * 8
+    assert _ticks(many)[0] == list(range(1, 91, 3))
+    assert _ticks(many)[1][-1] == "layer87"
+
+
+@pytest.mark.parametrize("name", experiment_names(EXPERIMENTS))
+def test_a_fact_that_names_places_is_written_by_its_experiment(name: str) -> None:
+    spec = load_experiment(EXPERIMENTS, name)
+    facts = {each.ticks.fact for each in spec.drawings if each.ticks and each.ticks.fact}
+    code = "".join(path.read_text() for path in (EXPERIMENTS / name).glob("*.py"))
+
+    assert all(f'ctx.fact("{fact}", ' in code for fact in facts)
