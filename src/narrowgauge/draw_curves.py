@@ -1,5 +1,5 @@
-"""Curves along an index: a panel per metric, a colour per configuration, a thin line per repeat, a
-thick median."""
+"""Curves along an index: a panel per metric, a colour and a marker per configuration, a thin
+line per repeat, a thick median."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from narrowgauge import statistics
 from narrowgauge.draw_labels import axis_of, index_of, unit_of
-from narrowgauge.draw_style import COLOURS
+from narrowgauge.draw_style import looks
 from narrowgauge.statistics import Configuration
 from narrowgauge_contract.drawing import Drawing
 from narrowgauge_contract.record import Record
@@ -23,6 +23,10 @@ __all__ = ["curves_size", "paint_curves"]
 
 #: Of panels on one axis, how much of it the curves of each have to take up at least.
 _LEAST_OF_AXIS = 0.25
+#: Of more points than these a line is drawn without them.
+_MOST_MARKED = 12
+#: Of markers, in points: those on top are smaller than what they may cover.
+_SIZES = (9.0, 6.2, 5.0, 4.0)
 #: As many names as can be read below an axis, upright; and in inches how wide that is, and a letter
 #: of a name.
 _MOST_PLACES, _PANEL, _LETTER = 36, 3.4, 0.08
@@ -48,8 +52,8 @@ def paint_curves(
     names = statistics.varying(found)
     places = _places_of(drawing, found)
     for panel, metric in zip(panels, metrics, strict=True):
-        for each, colour in zip(found, itertools.cycle(COLOURS)):
-            _curve(panel, each, metric, colour, each.label(names))
+        for each, look, size in zip(found, looks(), itertools.cycle(_SIZES), strict=False):
+            _curve(panel, each, metric, (*look, size), each.label(names))
         panel.set_ylabel(drawing.y or axis_of(metric, unit_of(record, metric)))
         if len(metrics) > 1:
             panel.set_title(axis_of(metric, ""), fontsize=10, loc="left")
@@ -98,19 +102,23 @@ def _share_axes(panels: Sequence[Axes], units: Sequence[str]) -> None:
             group[0].autoscale(axis="y")
 
 
-def _curve(panel: Axes, found: Configuration, metric: str, colour: str, label: str) -> None:
+def _curve(
+    panel: Axes, found: Configuration, metric: str, look: tuple[str, str, float], label: str
+) -> None:
+    """Lines of few points have markers, which are hollow where more than one line is drawn: each
+    shows those that it coincides with."""
     series = [m.values for row in found.valid if (m := row.metric(metric)) is not None and m.values]
     if not series:
         return
-    alone = len(series) == 1
-    for values in series:
+    colour, marker, size = look
+    for values in series if len(series) > 1 else []:
         panel.plot(range(1, len(values) + 1), values, color=colour, linewidth=0.8, alpha=0.45,
-                   marker="o" if alone and len(values) < 3 else "", markersize=3)  # fmt: skip
+                   marker="." if len(values) < 2 else "", markersize=5)  # fmt: skip
     longest = max(len(values) for values in series)
     middle = [
         (statistics.summarize([v[i] for v in series if i < len(v)]) or _NOTHING).median
         for i in range(longest)
     ]
-    marker = "o" if longest <= 12 else ""
     panel.plot(range(1, longest + 1), middle, color=colour, linewidth=2, label=label,
-               marker=marker, markersize=4)  # fmt: skip
+               marker=marker if longest <= _MOST_MARKED else "", markersize=size if label else 4,
+               markerfacecolor="none" if label else colour, markeredgewidth=1.4)  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "foot", "heading", "write_pictures"]
+__all__ = ["COLOURS", "MARKERS", "foot", "heading", "looks", "write_pictures"]
 
 #: Okabe and Ito's colours, told apart by colour-blind readers as well, in an order of contrast.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
+#: As many as colours, so that what comes again in a colour has another of them.
+MARKERS = ("o", "s", "^", "D", "v", "p", "<", "h")
 _DPI = 150
 #: Inches: a letter of the heading and of the foot, as wide as they come on average, and a line.
 _HEADING_LETTER, _HEADING_LINE = 0.115, 0.2
@@ -34,6 +37,13 @@ _STYLE: dict[Any, Any] = {
     # Names come from records: a `$` in one is a `$`, and no formula that may fail to parse.
     "text.parse_math": False,
 }
+
+
+def looks() -> Iterator[tuple[str, str]]:
+    """A colour and a marker for one thing after the other, no two of 64 the same."""
+    for number in itertools.count():
+        again, place = divmod(number, len(COLOURS))
+        yield COLOURS[place], MARKERS[(place + again) % len(MARKERS)]
 
 
 def heading(picture: Figure, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Curves along an index: what its places are called."""
+"""Curves along an index: what its places are called, and how curves are told apart."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from result_cases import SPEC, job, record_of
 
 from narrowgauge import draw
 from narrowgauge.catalog import experiment_names, load_experiment
+from narrowgauge.draw_style import COLOURS
 from narrowgauge.store import Store
 from narrowgauge_contract.outcome import Metric
 from narrowgauge_contract.record import Record
@@ -86,6 +87,31 @@ def test_long_names_stand_upright_and_of_many_some_are_left_out(tmp_path: Path) 
     assert [label.get_rotation() for label in some.get_xticklabels()] == [90] * 8
     assert _ticks(many)[0] == list(range(1, 91, 3))
     assert _ticks(many)[1][-1] == "layer87"
+
+
+def test_lines_that_coincide_do_not_hide_each_other(tmp_path: Path) -> None:
+    """Each has a marker of its own that lets those below be seen, which are larger."""
+    (panel,) = _drawn(_record(tmp_path, (2.0, 1.0))).axes
+
+    below, above = [line for line in panel.get_lines() if line.get_label() in _legend(panel)]
+    assert (below.get_marker(), above.get_marker()) == ("o", "s")
+    assert below.get_markerfacecolor() == above.get_markerfacecolor() == "none"
+    assert below.get_markersize() > above.get_markersize()
+
+
+def test_long_lines_have_no_markers_and_one_alone_is_of_dots(tmp_path: Path) -> None:
+    (long,) = _drawn(_record(tmp_path / "long", (1.0,) * 13)).axes
+    one = {"parameter": "precision", "values": ["bf16"]}
+    (alone,) = _drawn(_record(tmp_path / "alone", (2.0, 1.0)), **one).axes
+
+    assert {line.get_marker() for line in long.get_lines()} == {""}
+    assert [line.get_markerfacecolor() for line in alone.get_lines() if line.get_marker()] == [
+        COLOURS[0]
+    ]
+
+
+def _legend(panel: Axes) -> list[str]:
+    return panel.get_legend_handles_labels()[1]
 
 
 @pytest.mark.parametrize("name", experiment_names(EXPERIMENTS))

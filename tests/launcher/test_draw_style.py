@@ -1,12 +1,14 @@
-"""What pictures are called, and what stands below them, is there whole."""
+"""What pictures are called, and what stands below them, is there whole; and how lines look."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from narrowgauge.draw_style import foot, heading
+from narrowgauge.draw_style import COLOURS, foot, heading, looks
 
 _LONG = "What every exit of a network with four of them says of the test images · made-up data"
 
@@ -37,3 +39,10 @@ def test_a_picture_grows_by_the_lines_of_its_heading() -> None:
 
     assert one.get_size_inches()[1] == 3.0
     assert many.get_size_inches()[1] == pytest.approx(3.0 + 0.2 * many.get_suptitle().count("\n"))
+
+
+def test_no_two_of_many_things_look_alike() -> None:
+    first = list(itertools.islice(looks(), 64))
+
+    assert len(set(first)) == 64
+    assert [colour for colour, _ in first[:8]] == list(COLOURS)

@@ -7,13 +7,12 @@ their experiment.
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from narrowgauge.draw_style import COLOURS, foot, heading, write_pictures
+from narrowgauge.draw_style import foot, heading, looks, write_pictures
 from narrowgauge.errors import results_unwritable
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ __all__ = ["draw_scoring", "plain_ticks"]
 #: A colour and a marker.
 _Look: TypeAlias = tuple[str, str]
 
-MARKERS = ("o", "s", "^", "D", "v", "p", "<", "h")
 #: More lines with names than these are no picture any more: those of the greatest areas have one.
 _MOST_NAMED = 12
 #: The height of a line of a label, as a share of the axis, and how many letters fit on it.
@@ -99,11 +97,7 @@ def _drawn(
     best = {found.families[place].family.rows[0].experiment: place for place in reversed(largest)}
     order = sorted(largest, key=lambda place: place not in best.values())
     drawn = [found.families[place] for place in sorted(order[:_MOST_NAMED])]
-    looks = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), strict=False)
-    # Beyond eight, colours come again with the marker of another.
-    again = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS[1:] + MARKERS[:1]), strict=False)
-    every = [*itertools.islice(looks, len(COLOURS)), *itertools.islice(again, len(COLOURS))]
-    named = list(zip(drawn, every, strict=False))
+    named = list(zip(drawn, looks(), strict=False))
     colours = {e.family.rows[0].experiment: colour for e, (colour, _) in reversed(named)}
     others = [found.families[place] for place in sorted(order[_MOST_NAMED:])]
     return named, [(e, colours.get(e.family.rows[0].experiment, _OTHER)) for e in others]
