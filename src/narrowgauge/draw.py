@@ -114,7 +114,10 @@ def _curves(drawing: Drawing, record: Record) -> _Pictures:
     rows = [row for each in found for row in each.valid]
     metrics = [name for name in drawing.metrics if any(row.metric(name) for row in rows)]
     if metrics:
-        picture = _figure(*curves_size(metrics), drawing.title, record)
+        # One curve has no legend, which would say which of the record's it is.
+        alone = found[0].label(statistics.varying(valid)) if len(found) == 1 else ""
+        title = " · ".join(filter(None, (drawing.title, alone)))
+        picture = _figure(*curves_size(metrics), title, record)
         paint_curves(picture, drawing, record, found, metrics)
         yield drawing.name, picture
 

@@ -13,6 +13,7 @@ from narrowgauge.draw_labels import axis_of, index_of, unit_of
 from narrowgauge.draw_style import looks
 from narrowgauge.statistics import Configuration
 from narrowgauge_contract.drawing import Drawing
+from narrowgauge_contract.outcome import Metric
 from narrowgauge_contract.record import Record
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ __all__ = ["curves_size", "paint_curves"]
 
 #: Of panels on one axis, how much of it the curves of each have to take up at least.
 _LEAST_OF_AXIS = 0.25
+#: How many times the least value the largest may be on a linear axis.
+_MOST_OF_LINEAR = 300.0
 #: Of more points than these a line is drawn without them.
 _MOST_MARKED = 12
 #: Of markers, in points: those on top are smaller than what they may cover.
@@ -47,7 +50,8 @@ def paint_curves(
     metrics: Sequence[str],
 ) -> None:
     """Paint `metrics` of the configurations, each of which has valid rows, into `picture`. Panels
-    of one unit have one axis, so that their curves compare, unless one would be flat on it."""
+    of one unit have one axis, so that their curves compare, unless one would be flat on it. An axis
+    is logarithmic where the least value would be a hair above nothing on a linear one."""
     panels = picture.subplots(1, len(metrics), squeeze=False)[0]
     names = statistics.varying(found)
     places = _places_of(drawing, found)
@@ -57,12 +61,29 @@ def paint_curves(
         panel.set_ylabel(drawing.y or axis_of(metric, unit_of(record, metric)))
         if len(metrics) > 1:
             panel.set_title(axis_of(metric, ""), fontsize=10, loc="left")
-        measured = (row.metric(metric) for each in found for row in each.valid)
-        longest = max(len(each.values) for each in measured if each is not None)
+        measured = [m for each in found for row in each.valid if (m := row.metric(metric))]
+        longest = max(len(each.values) for each in measured)
         _index_axis(panel, drawing, drawing.x or index_of(record, metric), longest, places)
+        if _spans_decades(measured):
+            _by_decades(panel)
     _share_axes(panels, [unit_of(record, metric) for metric in metrics])
     if names:
         picture.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+
+
+def _spans_decades(measured: Sequence[Metric]) -> bool:
+    values = [value for each in measured for value in each.values if math.isfinite(value)]
+    return bool(values) and 0 < min(values) < max(values) / _MOST_OF_LINEAR
+
+
+def _by_decades(panel: Axes) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    panel.set_yscale("log")
+    # Powers would be formulas, which no text of ours is read as.
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.yaxis.set_minor_formatter(NullFormatter())
+    panel.set_ylabel(f"{panel.get_ylabel()}, logarithmic")
 
 
 def _places_of(drawing: Drawing, found: Sequence[Configuration]) -> tuple[str, ...]:
@@ -92,14 +113,21 @@ def _index_axis(
 
 
 def _share_axes(panels: Sequence[Axes], units: Sequence[str]) -> None:
-    for unit in dict.fromkeys(units):
-        group = [panel for panel, each in zip(panels, units, strict=True) if each == unit]
-        spans = [panel.dataLim.intervaly for panel in group]
+    kinds = [(panel.get_yscale(), unit) for panel, unit in zip(panels, units, strict=True)]
+    for kind in dict.fromkeys(kinds):
+        group = [panel for panel, each in zip(panels, kinds, strict=True) if each == kind]
+        spans = [_span(panel) for panel in group]
         whole = max(high for _, high in spans) - min(low for low, _ in spans)
         if all(high - low >= _LEAST_OF_AXIS * whole for low, high in spans):
             for panel in group[1:]:
                 panel.sharey(group[0])
             group[0].autoscale(axis="y")
+
+
+def _span(panel: Axes) -> tuple[float, float]:
+    """From the least value to the largest, as the axis has them."""
+    low, high = panel.dataLim.intervaly
+    return (math.log(low), math.log(high)) if panel.get_yscale() == "log" else (low, high)
 
 
 def _curve(

@@ -1,4 +1,4 @@
-"""Curves along an index: what its places are called, and how curves are told apart."""
+"""Curves along an index: what its places are called, and how curves are told apart and scaled."""
 
 from __future__ import annotations
 
@@ -108,6 +108,59 @@ def test_long_lines_have_no_markers_and_one_alone_is_of_dots(tmp_path: Path) -> 
     assert [line.get_markerfacecolor() for line in alone.get_lines() if line.get_marker()] == [
         COLOURS[0]
     ]
+
+
+def test_one_of_a_runs_configurations_is_named_in_the_title(tmp_path: Path) -> None:
+    record = _record(tmp_path)
+    one = {"parameter": "precision", "values": ["bf16"]}
+
+    assert _drawn(record, **one).get_suptitle() == "D · precision=bf16"
+    assert _drawn(record).get_suptitle() == "D"
+    only = dataclasses.replace(
+        record, rows=tuple(row for row in record.rows if row.parameters["precision"] == "bf16")
+    )
+    assert _drawn(only, **one).get_suptitle() == "D"
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [
+        ((0.002, 0.01, 1.4), "log"),
+        ((0.02, 0.1, 1.4), "linear"),
+        ((0.0, 0.01, 1.4), "linear"),
+        ((-0.002, 0.01, 1.4), "linear"),
+        ((float("nan"), 0.001, 1.4), "log"),
+        ((float("inf"), 0.1, 1.4), "linear"),
+        ((float("nan"),), "linear"),
+    ],
+)
+def test_an_axis_is_logarithmic_where_small_values_would_look_like_none(
+    tmp_path: Path, values: tuple[float, ...], scale: str
+) -> None:
+    picture = _drawn(_record(tmp_path, values))
+    picture.draw_without_rendering()
+    (panel,) = picture.axes
+
+    assert panel.get_yscale() == scale
+    assert panel.get_ylabel().endswith(", logarithmic") == (scale == "log")
+    # No formulas, which are written out as they stand.
+    assert not any("$" in tick.get_text() for tick in panel.get_yticklabels())
+
+
+def test_logarithmic_axes_are_shared_by_what_is_seen_of_curves_on_them(tmp_path: Path) -> None:
+    def measured(**metrics: tuple[float, ...]) -> list[tuple[str, tuple[float, float]]]:
+        record = _record(tmp_path / "-".join(metrics))
+        listed = tuple(Metric(n, "1", "computed", v, "block") for n, v in metrics.items())
+        rows = tuple(dataclasses.replace(row, metrics=listed) for row in record.rows)
+        record = dataclasses.replace(record, rows=rows)
+        panels = _drawn(record, metrics=list(metrics)).axes
+        return [(panel.get_yscale(), panel.get_ylim()) for panel in panels]
+
+    (wide, limits), (other, others) = measured(first=(1e-5, 1.0), last=(1e-4, 0.1))
+    assert (wide, other, limits) == ("log", "log", others)
+    (wide, limits), (other, others) = measured(first=(1e-5, 1.0), flat=(0.5, 0.9))
+    assert (wide, other) == ("log", "linear")
+    assert others[0] > limits[0]
 
 
 def _legend(panel: Axes) -> list[str]:
