@@ -174,3 +174,10 @@ def test_a_fact_that_names_places_is_written_by_its_experiment(name: str) -> Non
     code = "".join(path.read_text() for path in (EXPERIMENTS / name).glob("*.py"))
 
     assert all(f'ctx.fact("{fact}", ' in code for fact in facts)
+
+
+@pytest.mark.parametrize("name", experiment_names(EXPERIMENTS))
+def test_units_stand_in_round_brackets_as_on_axes_without_words_of_their_own(name: str) -> None:
+    drawings = load_experiment(EXPERIMENTS, name).drawings
+
+    assert not [each.name for each in drawings if "[" in each.x + each.y]
