@@ -42,7 +42,7 @@ class Against:
         if not path.is_file():
             raise DataUnavailableError(
                 f"against={parameters['against']}: no file {path}",
-                next_step="give the logits.npz of a row of quantisation, as the README of pruning has it",
+                next_step="give the logits.npz of a row of quantisation (README of pruning)",
             )
         run = read_logits(path)
         names = run.names()
