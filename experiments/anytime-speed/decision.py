@@ -6,7 +6,7 @@ import statistics
 from typing import List, Optional, Sequence, Tuple
 
 from narrowgauge_contract.errors import NotApplicableError, SkippedError
-from narrowgauge_contract.order_statistics import median_rank
+from narrowgauge_contract.order_statistics import median_bounds
 from narrowgauge_kernels.errors import KernelsError
 from narrowgauge_lab.anytime.device_exit import (
     CapturedStages,
@@ -85,8 +85,8 @@ def decision(ctx: RowContext, subject: Subject) -> None:
 
 def least_median(values: Sequence[float]) -> Optional[float]:
     """The lower end of the 95 % interval of the median, by order statistics; None of too few."""
-    rank = median_rank(len(values))
-    return sorted(values)[rank - 1] if rank else None
+    bounds = median_bounds(values)
+    return None if bounds is None else bounds[0]
 
 
 def per_decision(beside: Comparison, decisions: int) -> List[float]:

@@ -18,7 +18,6 @@ from narrowgauge_lab.augment import Augmentation
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.recipes import stepped_sgd
 from narrowgauge_lab.shared_weights import asked_file
-from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
 
 __all__ = ["run"]
 
@@ -46,10 +45,7 @@ def run(ctx: RowContext) -> None:
         weights=asked_file(parameters["weights"], _HERE),
     )  # fmt: skip
     if trained:
-        operating.operate(
-            ctx, read_logits(ctx.side_file(LOGITS_FILE)), asked=parameters["policy"],
-            kind="max-probability", lose=parameters["lose"], method="knapsack",
-        )  # fmt: skip
+        operating.operate_row(ctx, "max-probability")
 
 
 def _pyramid(ctx: RowContext, splits: Splits) -> PyramidNet:

@@ -20,7 +20,6 @@ from narrowgauge_lab.batch_statistics import reestimate
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.recipes import stepped_sgd
 from narrowgauge_lab.shared_weights import asked_file
-from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
 
 _HERE = Path(__file__).parent
 _SYNTHETIC = {"channels": 3, "size": 32, "classes": 10, "train": 700, "test": 200}
@@ -48,10 +47,7 @@ def run(ctx: RowContext) -> None:
         weights=asked_file(parameters["weights"], _HERE), settle=_settling(ctx, net, splits),
     )  # fmt: skip
     if trained:
-        operating.operate(
-            ctx, read_logits(ctx.side_file(LOGITS_FILE)), asked=parameters["policy"],
-            kind="max-probability", lose=parameters["lose"], method="knapsack",
-        )  # fmt: skip
+        operating.operate_row(ctx, "max-probability")
 
 
 def _objective(ctx: RowContext, net: IResNeXt, splits: Splits) -> Objective:

@@ -17,7 +17,6 @@ from narrowgauge_lab.augment import Augmentation
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.recipes import stepped_sgd
 from narrowgauge_lab.shared_weights import asked_file
-from narrowgauge_scores.side_file import LOGITS_FILE, read_logits
 
 from .networks import make
 
@@ -49,10 +48,7 @@ def run(ctx: RowContext) -> None:
         weights=asked_file(parameters["weights"], Path(__file__).parent),
     )  # fmt: skip
     if trained:
-        operating.operate(
-            ctx, read_logits(ctx.side_file(LOGITS_FILE)), asked=parameters["policy"],
-            kind="entropy", lose=parameters["lose"], method="knapsack",
-        )  # fmt: skip
+        operating.operate_row(ctx, "entropy")
 
 
 def combination(parameters: Mapping[str, Any], exits: int) -> Combination:

@@ -8,7 +8,7 @@ from typing import List, Optional, Tuple
 
 import torch
 
-from narrowgauge_contract.order_statistics import median_rank
+from narrowgauge_contract.order_statistics import median_bounds
 from narrowgauge_lab.anytime.feeds import Splits
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.evaluation import evaluate
@@ -109,10 +109,10 @@ def record_chosen(ctx: RowContext, outcomes: List[Outcome]) -> Outcome:
     lost = whole.accuracy - chosen.accuracy
     ctx.metric("chosen_ratio", chosen.pruned.ratio, unit="1", source="computed")
     ctx.metric("chosen_speedup", chosen.speedup, unit="1", source="computed")
-    ordered, rank = sorted(chosen.speedups), median_rank(len(chosen.speedups))
-    if rank:
-        ctx.metric("chosen_speedup_low", ordered[rank - 1], unit="1", source="computed")
-        ctx.metric("chosen_speedup_high", ordered[-rank], unit="1", source="computed")
+    bounds = median_bounds(chosen.speedups)
+    if bounds is not None:
+        ctx.metric("chosen_speedup_low", bounds[0], unit="1", source="computed")
+        ctx.metric("chosen_speedup_high", bounds[1], unit="1", source="computed")
     ctx.metric("chosen_macs_saved", saved, unit="1", source="computed")
     ctx.metric("chosen_accuracy_lost", lost, unit="points", source="computed")
     return chosen

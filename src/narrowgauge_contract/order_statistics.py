@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Optional, Sequence, Tuple
 
-__all__ = ["fewer_heads", "median_coverage", "median_rank"]
+__all__ = ["fewer_heads", "median_bounds", "median_coverage", "median_rank"]
 
 #: Up to here binomial coefficients are exact integers; above, logarithms of them do (to 1e-9).
 _EXACT = 1000
@@ -35,6 +36,16 @@ def median_rank(n: int, coverage: float = 0.95) -> int:
             break
         k, below = k + 1, more
     return k
+
+
+def median_bounds(values: Sequence[float]) -> Optional[Tuple[float, float]]:
+    """Those two of the values, as many from each end, that hold the median at 95 %. None of fewer
+    than six."""
+    rank = median_rank(len(values))
+    if rank == 0:
+        return None
+    ordered = sorted(values)
+    return ordered[rank - 1], ordered[-rank]
 
 
 def median_coverage(n: int, rank: int) -> float:

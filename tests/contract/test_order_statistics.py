@@ -11,7 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narrowgauge_contract.order_statistics import fewer_heads, median_coverage, median_rank
+from narrowgauge_contract.order_statistics import (
+    fewer_heads,
+    median_bounds,
+    median_coverage,
+    median_rank,
+)
 
 
 def exactly_fewer_heads(n: int, k: int) -> Fraction:
@@ -45,6 +50,15 @@ def test_the_binomial_tail_is_exact(case: Tuple[int, int]) -> None:
 @pytest.mark.parametrize("n", [0, 1, 5])
 def test_few_samples_have_no_interval(n: int) -> None:
     assert median_rank(n) == 0
+
+
+def test_the_bounds_are_as_many_values_from_each_end() -> None:
+    values = [float(each) for each in random.Random(0).sample(range(100), 25)]
+    ordered, rank = sorted(values), median_rank(25)
+
+    assert median_bounds(values) == (ordered[rank - 1], ordered[25 - rank])
+    assert median_bounds([3.0, 1.0, 2.0, 6.0, 5.0, 4.0]) == (1.0, 6.0)
+    assert median_bounds(values[:5]) is None
 
 
 def test_a_million_samples_take_no_time() -> None:

@@ -22,9 +22,11 @@ from narrowgauge_lab.anytime.thresholds import (
 from narrowgauge_lab.context import RowContext
 from narrowgauge_scores.answers import correct_of
 from narrowgauge_scores.resampling import draw_means, interval_of
-from narrowgauge_scores.side_file import RunLogits
+from narrowgauge_scores.side_file import LOGITS_FILE, RunLogits, read_logits
 
-__all__ = ["FITTED", "PAPER", "Operation", "of_test_split", "operate", "require_policy"]
+__all__ = [
+    "FITTED", "PAPER", "Operation", "of_test_split", "operate", "operate_row", "require_policy",
+]  # fmt: skip
 
 #: What the parameter `policy` may say beside a policy: the fitted one, or the paper's.
 FITTED, PAPER = "fitted", "paper"
@@ -100,6 +102,15 @@ def operate(
     ctx.metric("macs_gain", costs.direct[-1] / point.macs, unit="1", source="computed")
     _record_against_base(ctx, run, parse(policy, run.exits))
     return Operation(policy, point, front)
+
+
+def operate_row(ctx: RowContext, kind: str) -> Operation:
+    """`operate` of the answers that `train_anytime` left, by the row's parameters `policy` and
+    `lose`, with a threshold of its own for each exit (`knapsack`)."""
+    return operate(
+        ctx, read_logits(ctx.side_file(LOGITS_FILE)), asked=ctx.parameters["policy"], kind=kind,
+        lose=ctx.parameters["lose"], method="knapsack",
+    )  # fmt: skip
 
 
 def _record_named(ctx: RowContext, name: str, policy: str, point: OperatingPoint) -> None:

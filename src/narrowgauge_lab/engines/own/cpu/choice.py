@@ -17,7 +17,7 @@ import statistics
 import time
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
-from narrowgauge_contract.order_statistics import median_rank
+from narrowgauge_contract.order_statistics import median_bounds
 
 __all__ = ["Candidate", "Choice", "Rounds", "choose", "disturbed", "measure", "ranked"]
 
@@ -155,11 +155,11 @@ def choose(taken: Rounds, baseline: Candidate) -> Tuple[Candidate, str]:
     best = ranked(taken, baseline)[0]
     if best == baseline:
         return baseline, f"nothing was faster than {baseline}"
-    ratios = sorted(_ratios(taken, best, baseline))
-    middle, rank = statistics.median(ratios), median_rank(len(ratios))
+    ratios = _ratios(taken, best, baseline)
+    middle, bounds = statistics.median(ratios), median_bounds(ratios)
     numbers = f"{best} takes {middle:.3f} of the time of {baseline} in {len(ratios)} rounds"
-    if rank == 0 or ratios[len(ratios) - rank] >= 1.0:
+    if bounds is None or bounds[1] >= 1.0:
         return baseline, f"{numbers}, which may be noise: {baseline} stays"
     if min(taken[best]) >= min(taken[baseline]):
         return baseline, f"{numbers}, but not in the fastest: the host was busy, {baseline} stays"
-    return best, f"{numbers} ({ratios[rank - 1]:.3f} to {ratios[len(ratios) - rank]:.3f})"
+    return best, f"{numbers} ({bounds[0]:.3f} to {bounds[1]:.3f})"
