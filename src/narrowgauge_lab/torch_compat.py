@@ -25,6 +25,7 @@ __all__ = [
     "clear_cublas_workspaces",
     "compiled",
     "compiler_available",
+    "compiling",
     "free_memory",
     "generator_for",
     "graphs_available",
@@ -161,6 +162,12 @@ def compiler_available() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def compiling() -> bool:
+    """Whether torch.compile is reading what runs, instead of its being run (torch 2.1)."""
+    ask = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+    return bool(ask()) if ask is not None else False
 
 
 def _nothing(value: Any) -> Any:

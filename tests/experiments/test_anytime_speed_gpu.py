@@ -46,14 +46,18 @@ def test_a_decision_is_timed_both_ways(tmp_path: Path) -> None:
     if lacking:
         pytest.skip(lacking)
     row = SPEED.run(tmp_path, "measure=decision", "batch=1", "pairs=20", device=CUDA)
-    assert row.validity.valid
     assert row.facts["way"] == "conditional graph node, one kernel decides"
     assert row.facts["decisions"] == 3
-    metric = row.metric("decision_times")
-    assert metric is not None
-    # One pair may come out below nothing by noise; a host read costs more than a node.
-    assert statistics.median(metric.values) > 1.0
-    assert row.facts["decision_device_least"] > 0
+    by_device, by_host = row.metric("decision_device"), row.metric("decision_host")
+    assert by_device is not None
+    assert by_host is not None
+    # Noise may take one pair below nothing; by the middle one a host read costs more than a node.
+    assert statistics.median(by_host.values) > max(0.0, statistics.median(by_device.values))
+    # Whether twenty pairs are sure that a node costs anything depends on what else the host does;
+    # a row that is not sure says so, and has no ratio.
+    sure = row.facts["decision_device_least"] > 0
+    assert row.validity.valid is sure
+    assert (row.metric("decision_times") is not None) is sure
 
 
 def test_deadlines_are_kept_by_the_device(tmp_path: Path) -> None:

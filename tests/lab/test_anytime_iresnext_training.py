@@ -188,16 +188,14 @@ class TestSandwich:
     @pytest.mark.parametrize(
         "form", [pytest.param("shared", marks=pytest.mark.slow), "incremental"]
     )
-    def test_as_a_gpu_runs_it_a_compiler_takes_all_of_it(
-        self, form: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_compiler_takes_all_of_it(self, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """In one graph, which -p compile=true asks for; here without making kernels of it. An
-        update that reads which exits were drawn, as a CPU's does, would fall apart."""
+        update that reads which exits were drawn, as a CPU's does by itself, would fall apart."""
         if not torch_compat.compiler_available():
             pytest.skip("this torch has no torch.compile")
         for system in (iresnext_system, incremental_system):
             monkeypatch.setattr(system, "grouped_conv", one_product)
-        net, objective = _net(form), _OnDevice(seed=3, updates=5, device=CPU)
+        net, objective = _net(form), Sandwich(seed=3, updates=5, device=CPU)
 
         def parts(images: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
             found = objective.losses(net, images, labels)

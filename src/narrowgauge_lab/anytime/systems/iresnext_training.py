@@ -30,7 +30,8 @@ class Sandwich(Objective):
     two are drawn from all, and where the host does not know which, they cost half and 7/8 of the
     widest, not twice the whole. The draws of an epoch are a function of the seed and the epoch's
     number, so that a resumed row has the same; `begin_epoch` makes them, and an update asks the
-    device for nothing. On a CPU, where asking is free, the drawn exits cost what they are.
+    device for nothing. On a CPU, where asking is free, the drawn exits cost what they are, unless
+    a compiler takes the update, which cannot ask.
     """
 
     exits = GROUPS
@@ -72,7 +73,7 @@ class Sandwich(Objective):
         self, model: nn.Module, images: torch.Tensor, pair: torch.Tensor
     ) -> List[torch.Tensor]:
         net: IResNeXt = model  # type: ignore[assignment]  # both forms have `answers`
-        if images.device.type == "cpu":
+        if images.device.type == "cpu" and not torch_compat.compiling():
             found = net.answers(images, (0, _LAST, *pair.tolist()))
         else:
             drawn = [Drawn(one, last) for one, (_, last) in zip(pair.split(1), _BETWEEN)]
