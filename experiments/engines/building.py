@@ -11,7 +11,7 @@ from typing import Dict, Iterator, Mapping, Optional
 import torch
 
 from narrowgauge_contract.errors import UnknownNameError, UsageError
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 from narrowgauge_lab.context import RowContext
 from narrowgauge_lab.engines import EngineCache, Preparation, Runner, prepare
 from narrowgauge_lab.engines.registry import engine

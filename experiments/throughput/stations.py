@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, List, Mapping, Tuple
 
 from narrowgauge_contract.errors import NotApplicableError, UsageError
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 
 __all__ = ["Station", "plan_stations"]
 

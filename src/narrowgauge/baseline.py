@@ -9,8 +9,9 @@ from narrowgauge.noise import MEANING, UNKNOWN, Detectable, Floors
 from narrowgauge.statistics import Configuration, LogRatio
 from narrowgauge.view import unit_of
 from narrowgauge_contract.errors import NarrowgaugeError
+from narrowgauge_contract.parameters import Scalar
 from narrowgauge_contract.record import Record
-from narrowgauge_contract.spec import Scalar, parse_spec
+from narrowgauge_contract.spec import parse_spec
 from narrowgauge_contract.summary import Summary
 
 __all__ = ["Baseline", "baseline_of"]

@@ -10,7 +10,7 @@ from narrowgauge import statistics
 from narrowgauge.statistics import Configuration
 from narrowgauge_contract.drawing import Beside, Drawing, Stack
 from narrowgauge_contract.figures import fitting
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

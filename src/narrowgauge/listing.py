@@ -11,9 +11,10 @@ from narrowgauge.machine import Host
 from narrowgauge.selection import working_targets
 from narrowgauge.store import RunFolder
 from narrowgauge.targets import Target
+from narrowgauge_contract.parameters import PROFILE_PARAMETER
 from narrowgauge_contract.placement import BUILTIN, NO_PLAN
 from narrowgauge_contract.record import Record
-from narrowgauge_contract.spec import PROFILE_PARAMETER, ExperimentSpec, Profile
+from narrowgauge_contract.spec import ExperimentSpec, Profile
 
 __all__ = ["finished_json", "listing_json", "print_listing"]
 

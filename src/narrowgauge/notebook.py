@@ -16,7 +16,8 @@ from typing import Any
 
 from narrowgauge import notebook_cells as cells
 from narrowgauge_contract.drawing import Drawing
-from narrowgauge_contract.spec import PROFILES, ExperimentSpec, Parameter
+from narrowgauge_contract.parameters import Parameter
+from narrowgauge_contract.spec import PROFILES, ExperimentSpec
 
 __all__ = ["IN_CONTAINER", "Locations", "is_untouched", "notebook_of", "notebook_text"]
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from narrowgauge_contract.errors import ClaimsError, nearest
-from narrowgauge_contract.spec import ExperimentSpec, Scalar, load_toml
+from narrowgauge_contract.parameters import Scalar
+from narrowgauge_contract.spec import ExperimentSpec, load_toml
 from narrowgauge_contract.templates import word
 
 __all__ = [

@@ -16,7 +16,7 @@ from narrowgauge_contract.errors import ExperimentFileError
 from narrowgauge_contract.toml_checks import names_of, only, table_of
 
 if TYPE_CHECKING:
-    from narrowgauge_contract.spec import Parameter, Scalar
+    from narrowgauge_contract.parameters import Parameter, Scalar
 
 __all__ = ["DataNeeds", "Where", "parse_where", "sets_where"]
 

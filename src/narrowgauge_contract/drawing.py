@@ -10,7 +10,7 @@ from narrowgauge_contract.ticks import Ticks, parse_ticks
 from narrowgauge_contract.toml_checks import names_of, only, text_of
 
 if TYPE_CHECKING:
-    from narrowgauge_contract.spec import Parameter, Scalar
+    from narrowgauge_contract.parameters import Parameter, Scalar
 
 __all__ = [
     "Among",

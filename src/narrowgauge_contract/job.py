@@ -20,15 +20,9 @@ from narrowgauge_contract.errors import (
     UnknownNameError,
     UsageError,
 )
+from narrowgauge_contract.parameters import PROFILE_PARAMETER, Parameter, Scalar
 from narrowgauge_contract.placement import BUILTIN, NO_PLAN
-from narrowgauge_contract.spec import (
-    PROFILE_PARAMETER,
-    PROFILES,
-    ExperimentSpec,
-    Parameter,
-    Scalar,
-    parse_spec,
-)
+from narrowgauge_contract.spec import PROFILES, ExperimentSpec, parse_spec
 
 __all__ = [
     "JOB_FORMAT",

@@ -55,7 +55,7 @@ from narrowgauge_contract.toml_checks import only, text_of
 
 if TYPE_CHECKING:
     from narrowgauge_contract.outcome import Row
-    from narrowgauge_contract.spec import Parameter, Scalar
+    from narrowgauge_contract.parameters import Parameter, Scalar
 
 __all__ = ["Block", "Line", "Summary", "parse_summary", "summary_blocks", "summary_lines"]
 

@@ -14,7 +14,7 @@ from narrowgauge_contract.toml_checks import only, table_of, text_of
 
 if TYPE_CHECKING:
     from narrowgauge_contract.outcome import Row
-    from narrowgauge_contract.spec import Parameter
+    from narrowgauge_contract.parameters import Parameter
 
 __all__ = ["Ticks", "parse_ticks"]
 

@@ -30,7 +30,7 @@ import torch
 
 from narrowgauge_contract.errors import NarrowgaugeError, NotApplicableError
 from narrowgauge_contract.job import Job
-from narrowgauge_contract.spec import PROFILE_PARAMETER
+from narrowgauge_contract.parameters import PROFILE_PARAMETER
 from narrowgauge_contract.traces import TRACE_FILE, Trace, TraceEvent, write_trace
 from narrowgauge_kernels import harness
 from narrowgauge_lab import torch_compat

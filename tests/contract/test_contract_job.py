@@ -146,6 +146,26 @@ def test_a_text_keeps_its_commas_where_it_is_declared_to_have_any() -> None:
     assert parse_overrides(parse_spec(listed), ["note=a,b"]) == {"note": ("a", "b")}
 
 
+@pytest.mark.parametrize("text", ["", "8", "8,16", " 8, 16 "])
+def test_a_text_of_a_declared_form_is_taken(text: str) -> None:
+    assert parse_overrides(_with_pattern(), [f"note={text}"]) == {"note": (text.strip(),)}
+
+
+@pytest.mark.parametrize("text", ["8,", ",8", "8;16", "8\nx", "8,sixteen", "-8"])
+def test_a_text_of_another_form_is_refused_with_its_declaration(text: str) -> None:
+    with pytest.raises(BadValueError) as error:
+        parse_overrides(_with_pattern(), [f"note={text}"])
+
+    assert "not written as it should be" in str(error.value.why)
+    assert "Free text." in error.value.next_step
+
+
+def _with_pattern() -> ExperimentSpec:
+    listed = document()
+    listed["parameters"]["note"]["pattern"] = r"\d+(,\d+)*|"
+    return parse_spec(listed)
+
+
 def test_an_unknown_profile_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="unknown profile 'shrot'"):
         _job([], profile="shrot")

@@ -66,6 +66,9 @@ def test_the_toy_is_read_as_it_stands() -> None:
         ("parameters/width/any_value", 1, "'any_value' should be true or false"),
         ("parameters/note/commas", "yes", "'commas' should be true or false"),
         ("parameters/width/commas", True, "'commas' is of type = \"str\" only"),
+        ("parameters/note/pattern", "", "lacks the text 'pattern'"),
+        ("parameters/note/pattern", "(a", "pattern '\\(a' is no regular expression"),
+        ("parameters/width/pattern", "a", "'pattern' is of type = \"str\" only"),
         ("parameters/width/aliases", ["lr"], "alias 'lr' already means 'lr'"),
         ("parameters/width/aliases", ["width"], "alias 'width' already means 'width'"),
         ("parameters/width/aliases", ["w", "w"], "alias 'w' already means 'width'"),
@@ -122,6 +125,11 @@ def test_a_value_against_its_declaration_shows_it(path: str, value: Any) -> None
         parse_spec(_with(path, value))
 
     assert "axis row" in caught.value.next_step
+
+
+def test_a_default_that_is_not_of_the_declared_form_is_a_mistake_in_the_file() -> None:
+    with pytest.raises(BadValueError, match="'note' does not take ''"):
+        parse_spec(_with("parameters/note/pattern", "a+"))
 
 
 def test_an_unknown_key_names_the_nearest() -> None:

@@ -73,7 +73,7 @@ def test_heads_that_do_not_cost_the_same_are_refused(
     ("words", "message"),
     [
         (("exits_per_scale=2",), "2 exits a scale of 1 blocks"),
-        (("policy=guess",), "unknown policy"),
+        (("policy=guess",), "does not take 'guess'"),
         (("validation=600",), "600 images for validation"),
         (("form=later",), "form"),
     ],

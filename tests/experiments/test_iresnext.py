@@ -133,8 +133,8 @@ def test_cifar100_that_is_missing_is_named_and_how_to_place_it(tmp_path: Path) -
     ("words", "message"),
     [
         (("width=0.3",), "width 0.3"),
-        (("policy=guess",), "unknown policy"),
-        (("policy=paper",), "unknown policy"),  # there is none of the paper's
+        (("policy=guess",), "does not take 'guess'"),
+        (("policy=paper",), "does not take 'paper'"),  # there is none of the paper's
         (("policy=entropy:nan",), "nan"),
         (("policy=max-probability:0.9,0.8",), "threshold"),
         (("validation=700",), "700 images for validation"),

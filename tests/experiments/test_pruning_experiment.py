@@ -233,9 +233,10 @@ def test_a_layer_that_would_be_emptied_is_refused_or_held(tmp_path: Path, weight
     [
         (("ratios=1.0",), "a pruning ratio of 1"),
         (("ratios=-0.1",), "a pruning ratio of -0.1"),
-        (("ratios=nan",), "a pruning ratio of nan"),
+        (("ratios=nan",), "does not take 'nan'"),
         (("ratios=0.5,0.3",), "do not rise"),
-        (("ratios=half",), "ratios 'half'"),
+        (("ratios=half",), "does not take 'half'"),
+        (("ratios=0.1,-",), "ratios '0.1,-'"),
         (("least_channels=5",), "least_channels=5"),
         (("method=l1",), "method"),
         (("width=0.001",), "width"),

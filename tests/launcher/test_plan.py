@@ -23,6 +23,8 @@ from narrowgauge.plan import (
 )
 from narrowgauge.targets import Accelerator, Target, load_targets
 from narrowgauge_contract.errors import BadValueError, UnknownNameError
+from narrowgauge_contract.job import parse_overrides
+from narrowgauge_contract.spec import load_spec
 
 ROOT = Path(__file__).parents[2]
 TARGETS = load_targets(ROOT / "docker" / "targets.toml")
@@ -185,3 +187,49 @@ def test_unknown_names_and_values_say_what_is_near() -> None:
 
     assert "did you mean 'precision'?" in unknown.value.next_step
     assert "epochs: int >= 1 <= 100" in bad.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("experiment", "word"),
+    [
+        ("residual-cutting", "cut=layer3.1"),
+        ("residual-cutting", "cut=layer3.1:no_link"),
+        ("residual-cutting", "cut=layer3.1:scale"),
+        ("residual-cutting", "modes=no_link"),
+        ("resolution-ladder", "sizes=16;24"),
+        ("pruning", "ratios=half"),
+        ("sact", "resolutions=24 and 32"),
+        ("branchynet", "policy=entropie:0.5"),
+        ("ddnn", "loss_weights=one"),
+        ("iresnext", "policy=entropy"),
+        ("fundamentals", "hidden=30x30"),
+    ],
+)
+def test_a_text_that_is_not_written_as_declared_is_refused_before_a_launch(
+    experiment: str, word: str
+) -> None:
+    spec = load_spec(ROOT / "experiments" / experiment / "experiment.toml")
+
+    with pytest.raises(BadValueError, match="does not take"):
+        parse_overrides(spec, [word])
+
+
+@pytest.mark.parametrize(
+    ("experiment", "word"),
+    [
+        ("residual-cutting", "cut=layer3.1:no_residual, layer4:no_shortcut,layer1.0:scale:-0.5"),
+        ("residual-cutting", "cut="),
+        ("residual-cutting", "modes="),
+        ("pruning", "ratios=0,1e-3,.5"),
+        ("sact", "clock_batch="),
+        ("branchynet", "policy=paper"),
+        ("branchynet", "policy=entropy-normalised:0.01,inf"),
+        ("nested-osgd", "policy=patience:2"),
+        ("nested-osgd", "loss_weights="),
+    ],
+)
+def test_what_an_experiment_takes_is_not_refused(experiment: str, word: str) -> None:
+    spec = load_spec(ROOT / "experiments" / experiment / "experiment.toml")
+    name, _, text = word.partition("=")
+
+    assert parse_overrides(spec, [word]) == {name: (text,)}

@@ -31,7 +31,7 @@ from narrowgauge.sweep.points import (
     values_of,
     varied,
 )
-from narrowgauge_contract.spec import Parameter
+from narrowgauge_contract.parameters import Parameter
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -76,7 +76,7 @@ def parameters(incomplete: str) -> list[str]:
     """Names of parameters of any experiment, as `name=`: which one is meant stands elsewhere."""
     from narrowgauge.catalog import load_experiments
     from narrowgauge.checkout import find_checkout
-    from narrowgauge_contract.spec import PROFILE_PARAMETER
+    from narrowgauge_contract.parameters import PROFILE_PARAMETER
 
     try:
         specs = load_experiments(find_checkout(Path.cwd()).experiments)

@@ -13,8 +13,9 @@ from narrowgauge.statistics import stated
 from narrowgauge_contract.claims import Claim, Selection
 from narrowgauge_contract.job import SYNTHETIC
 from narrowgauge_contract.outcome import Row, Status
+from narrowgauge_contract.parameters import PROFILE_PARAMETER
 from narrowgauge_contract.record import Record
-from narrowgauge_contract.spec import PROFILE_PARAMETER, PROFILES, ExperimentSpec
+from narrowgauge_contract.spec import PROFILES, ExperimentSpec
 
 __all__ = ["Looked", "Measured", "departures_of", "look", "profile_values"]
 

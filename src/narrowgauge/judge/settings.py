@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from narrowgauge_contract.claims import Claim
 from narrowgauge_contract.outcome import Row
-from narrowgauge_contract.spec import PROFILE_PARAMETER, PROFILES, ExperimentSpec
+from narrowgauge_contract.parameters import PROFILE_PARAMETER
+from narrowgauge_contract.spec import PROFILES, ExperimentSpec
 
 __all__ = ["Coverage", "Key", "coverage_of", "key_of", "label_of", "named_by", "varying_in"]
 

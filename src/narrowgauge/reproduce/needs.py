@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from narrowgauge.judge.gather import Claimed
 from narrowgauge.statistics import word
-from narrowgauge_contract.spec import ExperimentSpec, Scalar
+from narrowgauge_contract.parameters import Scalar
+from narrowgauge_contract.spec import ExperimentSpec
 
 __all__ = ["Need", "needs_of"]
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from narrowgauge.errors import BadValueError, UnknownNameError, UsageError
 from narrowgauge.slurm.asking import SlurmAsk, parse_ask
-from narrowgauge_contract.spec import PROFILES, ExperimentSpec, Parameter, Scalar
+from narrowgauge_contract.parameters import Parameter, Scalar
+from narrowgauge_contract.spec import PROFILES, ExperimentSpec
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -14,7 +14,8 @@ from narrowgauge.errors import UsageError
 from narrowgauge.plan import JobRequest, plan_jobs
 from narrowgauge.sweep.file import Choice, Domain, Range, SweepSpec
 from narrowgauge_contract.job import Job
-from narrowgauge_contract.spec import ExperimentSpec, Scalar
+from narrowgauge_contract.parameters import Scalar
+from narrowgauge_contract.spec import ExperimentSpec
 
 __all__ = [
     "MOST",

@@ -14,7 +14,7 @@ from typing import Any
 
 from narrowgauge.errors import NarrowgaugeError, ToolchainMissing, UsageError
 from narrowgauge.sweep.file import Choice, Domain, SweepSpec
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 
 __all__ = ["Search"]
 

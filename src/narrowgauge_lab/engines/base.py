@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError, UnknownNameError
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 from narrowgauge_lab.engines.errors import EngineClosedError, ShapeOutsideProfileError
 from narrowgauge_lab.measure.probe import Observation
 

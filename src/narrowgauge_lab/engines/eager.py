@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from narrowgauge_contract.errors import NotApplicableError
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 from narrowgauge_lab.engines.base import Engine, Preparation, Runner
 from narrowgauge_lab.engines.native import TorchRunner, converted, float_refused
 from narrowgauge_lab.engines.onnx_export import cpu_int8_config

@@ -19,7 +19,7 @@ from typing import (
 import torch
 from torch import nn
 
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.engines.base import Engine, Preparation, Runner
 from narrowgauge_lab.engines.native import (

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from narrowgauge_contract.hashing import tree_hash
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 from narrowgauge_lab.engines.base import Preparation
 
 __all__ = ["CacheKey", "cache_key", "content_hash", "device_fields", "model_hash"]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 from narrowgauge_lab import precision as precisions
 from narrowgauge_lab import tf32_flags, torch_compat
 from narrowgauge_lab.engines.base import DTYPES, LayerFact, Preparation, Runner

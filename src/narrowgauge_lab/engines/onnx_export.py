@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 from narrowgauge_lab.engines.base import Preparation
 from narrowgauge_lab.engines.cache import Cached
 from narrowgauge_lab.engines.errors import OperatorNotTakenError

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 from narrowgauge_lab.engines.base import Engine, LayerFact, Preparation, Runner
 from narrowgauge_lab.engines.errors import EngineBuildError
 from narrowgauge_lab.engines.native import of_batch

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 import torch
 from torch import nn
 
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 from narrowgauge_lab.engines.base import LayerFact, Preparation, Runner
 from narrowgauge_lab.engines.cache import EngineCache
 from narrowgauge_lab.engines.registry import prepare

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence
 import torch
 from torch import nn
 
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.engines.base import DTYPES, Engine, Preparation, Runner
 from narrowgauge_lab.engines.cache import Cached

@@ -7,7 +7,7 @@ from typing import Any, Callable, ClassVar, Mapping, Tuple
 import torch
 from torch import nn
 
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 from narrowgauge_lab import torch_compat
 from narrowgauge_lab.engines.base import Engine, Preparation, Runner
 from narrowgauge_lab.engines.eager import ENGINES as EAGER

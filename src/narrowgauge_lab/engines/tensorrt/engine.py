@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 from narrowgauge_lab.engines import onnx_export
 from narrowgauge_lab.engines.base import Engine, Preparation
 from narrowgauge_lab.engines.keys import CacheKey, cache_key

@@ -9,7 +9,7 @@ from typing import Mapping, Optional, Tuple, cast
 import torch
 
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 from narrowgauge_lab.engines.base import DTYPES, Profile
 from narrowgauge_lab.engines.tensorrt.features import Features, precisions
 

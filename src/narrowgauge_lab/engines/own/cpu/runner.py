@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from narrowgauge_contract.errors import BadValueError, NotApplicableError
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 from narrowgauge_lab.engines.base import DTYPES, LayerFact, Preparation, Runner
 from narrowgauge_lab.engines.cache import Cached
 from narrowgauge_lab.engines.keys import cache_key

@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 import torch
 from torch import nn
 
-from narrowgauge_contract.spec import Scalar
+from narrowgauge_contract.parameters import Scalar
 from narrowgauge_lab.engines.base import LayerFact, Preparation, Runner
 from narrowgauge_lab.engines.keys import cache_key
 from narrowgauge_lab.engines.native import of_batch
