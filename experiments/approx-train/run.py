@@ -57,7 +57,7 @@ def run(ctx: RowContext) -> None:
     converted = _converted(ctx, exact)
     before = _accuracy(ctx, converted.model, test_set, mode)
     ctx.metric("accuracy_before", before, unit="%", source="computed")
-    ctx.metric("accuracy_lost", accuracy - before, unit="%", source="computed")
+    ctx.metric("accuracy_lost", accuracy - before, unit="points", source="computed")
     record_step_times(ctx, exact, converted.model, training_set, mode)
     graphs = ctx.parameters["graphs"]
     recipe = dataclasses.replace(
@@ -68,7 +68,7 @@ def run(ctx: RowContext) -> None:
     training.train(ctx, converted.model, training_set, test_set, classes, recipe)
     after = _accuracy(ctx, converted.model, test_set, mode)
     ctx.metric("accuracy_after", after, unit="%", source="computed")
-    ctx.metric("accuracy_missing", accuracy - after, unit="%", source="computed")
+    ctx.metric("accuracy_missing", accuracy - after, unit="points", source="computed")
 
 
 def _feeds(ctx: RowContext) -> Tuple[Feed, Feed, Tuple[str, ...]]:

@@ -136,9 +136,9 @@ def _record_difference(ctx: RowContext, test: Split, exact: Split) -> None:
     after, before = 100.0 * _right(test), 100.0 * _right(exact)
     ctx.metric("accuracy", float(after[-1]), unit="%", source="computed")
     ctx.metric("float_accuracy", float(before[-1]), unit="%", source="computed")
-    ctx.metric("accuracy_lost", float(before[-1] - after[-1]), unit="%", source="computed")
+    ctx.metric("accuracy_lost", float(before[-1] - after[-1]), unit="points", source="computed")
     for number, lost in enumerate(before - after):
-        ctx.metric(f"exit{number}_accuracy_lost", float(lost), unit="%", source="computed")
+        ctx.metric(f"exit{number}_accuracy_lost", float(lost), unit="points", source="computed")
     _record_agreement(ctx, test, exact)
 
 

@@ -72,7 +72,8 @@ class Parameter:
                 kind += f" <= {self.maximum:g}"
         unit = f" {self.unit}" if self.unit else ""
         name = f"{self.name} (or {', '.join(self.aliases)})" if self.aliases else self.name
-        return f"{name}: {kind}{unit}, default {self.default}, axis {self.axis}. {self.help}"
+        default = str(self.default) or "empty"
+        return f"{name}: {kind}{unit}, default {default}, axis {self.axis}. {self.help}"
 
     def parse_list(self, text: str) -> Tuple[Scalar, ...]:
         """Turn a command line's `value[,value…]` into checked values; raises as `parse` does."""

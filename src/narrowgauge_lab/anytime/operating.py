@@ -131,7 +131,7 @@ def _record_against_base(ctx: RowContext, run: RunLogits, policy: Policy) -> Non
     drawn = draw_means([adaptive[np.newaxis], plain[np.newaxis]])
     found = interval_of(float((adaptive - plain).mean()), drawn[0] - drawn[1], -1.0, 1.0)
     for name, value in (("", found.value), ("_low", found.low), ("_high", found.high)):
-        ctx.metric(f"adaptive_minus_base{name}", 100.0 * value, unit="%", source="computed")
+        ctx.metric(f"adaptive_minus_base{name}", 100.0 * value, unit="points", source="computed")
 
 
 def _record_front(
