@@ -91,7 +91,7 @@ def _hold_against(
     heights = [_accuracy(rung, splits, mode) for rung in rungs]
     gain = best_static_gain(point.macs, point.accuracy, macs, heights)
     if gain is not None:
-        ctx.metric("gain_over_sizes", gain, unit="%", source="computed")
+        ctx.metric("gain_over_sizes", gain, unit="points", source="computed")
     ctx.fact("sizes_accuracy", dict(zip((rung.name for rung in rungs), heights)))
 
 

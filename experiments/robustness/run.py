@@ -100,13 +100,13 @@ def _record(
     percent("transferred_accuracy_exact", still[_BY_OWN][0])
     every: List[torch.Tensor] = [found[1] for found in still.values()]
     worst = percent("worst_accuracy", torch.stack(every).all(dim=0))
-    for name, value, unit in (
-        ("accuracy_loss_exact", before[0] - exact, "%"),
-        ("accuracy_loss", before[1] - own, "%"),
-        ("worst_loss", before[1] - worst, "%"),
-        ("masked", own - worst, "%"),
+    for name, value in (
+        ("accuracy_loss_exact", before[0] - exact),
+        ("accuracy_loss", before[1] - own),
+        ("worst_loss", before[1] - worst),
+        ("masked", own - worst),
     ):
-        ctx.metric(name, value, unit=unit, source="computed")
+        ctx.metric(name, value, unit="points", source="computed")
     _record_transfers(ctx, right, still)
     record_changes(ctx, change(images, sets[_BY_EXACT]), change(images, sets[_BY_OWN]))
     ctx.fact("attacked_images", len(images))

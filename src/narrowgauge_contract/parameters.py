@@ -36,7 +36,8 @@ class Parameter:
     profile can hold what is made from a run, as a solved plan, and what is said of a training holds
     whichever kernels it runs by, or whether its weights are kept.
     `commas`: a text may have commas of its own, so on a command line it is one value and no list.
-    `pattern`: the regular expression that a text matches as a whole, spaces left out. It is checked
+    `pattern`: the regular expression that a text matches as a whole, but for spaces beside its
+    commas. It is checked
     before a launch; what else may be wrong with the text, such as a block that there is not, only
     the experiment knows.
     Of type `plan`, a value is the name of a built-in placement plan, `none`, or what
@@ -104,7 +105,7 @@ class Parameter:
         if self.choices and value not in self.choices and not read:
             close = nearest(value, self.choices)
             raise self._bad(value, f"did you mean '{close}'?" if close else "not a known value")
-        if self.pattern and not re.fullmatch(self.pattern, "".join(value.split())):
+        if self.pattern and not re.fullmatch(self.pattern, re.sub(r"\s*,\s*", ",", value)):
             raise self._bad(value, "not written as it should be")
         if self.type in ("int", "float"):
             if value != value:

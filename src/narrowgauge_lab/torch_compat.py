@@ -165,7 +165,8 @@ def compiler_available() -> bool:
 
 
 def compiling() -> bool:
-    """Whether torch.compile is reading what runs, instead of its being run (torch 2.1)."""
+    """Whether torch.compile is reading what runs, instead of its being run. Before torch 2.3 nobody
+    says so, and it is False."""
     ask = getattr(getattr(torch, "compiler", None), "is_compiling", None)
     return bool(ask()) if ask is not None else False
 

@@ -196,12 +196,15 @@ def test_unknown_names_and_values_say_what_is_near() -> None:
         ("residual-cutting", "cut=layer3.1:no_link"),
         ("residual-cutting", "cut=layer3.1:scale"),
         ("residual-cutting", "modes=no_link"),
+        ("residual-cutting", "modes=no_ shortcut"),
         ("resolution-ladder", "sizes=16;24"),
+        ("resolution-ladder", "sizes=16 24"),
         ("pruning", "ratios=half"),
         ("sact", "resolutions=24 and 32"),
         ("branchynet", "policy=entropie:0.5"),
         ("ddnn", "loss_weights=one"),
         ("iresnext", "policy=entropy"),
+        ("iresnext", "policy=fit ted"),
         ("fundamentals", "hidden=30x30"),
     ],
 )
@@ -220,7 +223,12 @@ def test_a_text_that_is_not_written_as_declared_is_refused_before_a_launch(
         ("residual-cutting", "cut=layer3.1:no_residual, layer4:no_shortcut,layer1.0:scale:-0.5"),
         ("residual-cutting", "cut="),
         ("residual-cutting", "modes="),
+        ("residual-cutting", "modes=scale,"),
+        ("residual-cutting", "cut=,layer4:no_shortcut,,layer3:no_residual,"),
         ("pruning", "ratios=0,1e-3,.5"),
+        ("pruning", "ratios=1E-3 , 0.1"),
+        ("iresnext", "policy=entropy:1E-3,Infinity"),
+        ("branchynet", "loss_weights=1,+0.3,1e+1"),
         ("sact", "clock_batch="),
         ("branchynet", "policy=paper"),
         ("branchynet", "policy=entropy-normalised:0.01,inf"),
@@ -233,3 +241,11 @@ def test_what_an_experiment_takes_is_not_refused(experiment: str, word: str) -> 
     name, _, text = word.partition("=")
 
     assert parse_overrides(spec, [word]) == {name: (text,)}
+
+
+def test_a_long_text_is_refused_at_once() -> None:
+    """Each comma could be taken in two places, and so in a million ways."""
+    spec = load_spec(ROOT / "experiments" / "residual-cutting" / "experiment.toml")
+
+    with pytest.raises(BadValueError):
+        parse_overrides(spec, ["cut=" + "layer4:no_shortcut,,,," * 200 + "!"])

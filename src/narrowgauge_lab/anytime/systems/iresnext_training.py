@@ -31,7 +31,7 @@ class Sandwich(Objective):
     widest, not twice the whole. The draws of an epoch are a function of the seed and the epoch's
     number, so that a resumed row has the same; `begin_epoch` makes them, and an update asks the
     device for nothing. On a CPU, where asking is free, the drawn exits cost what they are, unless
-    a compiler takes the update, which cannot ask.
+    a compiler takes the update, which cannot ask (known since torch 2.3).
     """
 
     exits = GROUPS
