@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from narrowgauge_contract.errors import BadValueError, NarrowgaugeError
+from narrowgauge_contract.spec import load_spec
 from narrowgauge_lab.anytime.policies import (
     POLICIES,
     Entropy,
@@ -167,3 +169,19 @@ def test_half_precision_is_widened_before_it_is_measured() -> None:
     logits = torch.tensor([[1.0, 0.0, 0.5]])
     for kind in (torch.float16, torch.bfloat16):
         assert Entropy([1.0]).measure(logits.to(kind)).dtype == torch.float32
+
+
+#: Experiments that declare how a policy is written, each anew: TOML shares nothing.
+DECLARED = (
+    "branchynet", "ddnn", "feature-pyramid", "iresnext", "nested-osgd", "resolution-ladder",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("experiment", DECLARED)
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_what_experiments_declare_takes_every_policy(experiment: str, name: str) -> None:
+    root = Path(__file__).parents[2] / "experiments"
+    policy = load_spec(root / experiment / "experiment.toml").parameters["policy"]
+
+    assert policy.pattern
+    assert policy.parse(f"{name}:1") == f"{name}:1"
