@@ -41,22 +41,25 @@ def test_compaction_is_by_captured_sizes_and_answers_alike(tmp_path: Path, net: 
     assert row.facts["time_saveable_in_sizes"] < 1
 
 
+@pytest.mark.alone
 def test_a_decision_is_timed_both_ways(tmp_path: Path) -> None:
     lacking = why_not(CUDA)
     if lacking:
         pytest.skip(lacking)
-    # Enough seconds for all pairs, whatever else the GPU does.
     row = SPEED.run(tmp_path, "measure=decision", "batch=1", "pairs=20", "limit_s=20", device=CUDA)
     assert row.facts["way"] == "conditional graph node, one kernel decides"
     assert row.facts["decisions"] == 3
     by_device, by_host = row.metric("decision_device"), row.metric("decision_host")
     assert by_device is not None
     assert by_host is not None
-    # What it takes is a measurement, and says nothing beside a training: that a host read takes
-    # more is for the claim to show. Here both have all pairs, and the row is sure of them or not.
     assert len(by_device.values) == len(by_host.values) == 20
+    # Noise may take one pair below nothing; by the middle one a host read costs more than a node.
+    assert statistics.median(by_host.values) > max(0.0, statistics.median(by_device.values))
+    # Whether twenty pairs are sure that a node costs anything depends on what else the host does;
+    # a row that is not sure says so, and has no ratio.
     sure = row.facts["decision_device_least"] > 0
-    assert any("may take no time" in reason for reason in row.validity.reasons) is not sure
+    assert row.validity.valid is sure
+    assert sure or "may take no time" in row.validity.reasons[0]
     times = row.metric("decision_times")
     assert (times is not None) is sure
     if times is not None:
