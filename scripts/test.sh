@@ -51,6 +51,17 @@ venv() {
         printf '%s' "$stamp" >"$folder/.stamp"
 }
 
+#: The Python whose pip downloads wheels: the newest, or an environment of its where that has no pip
+#: (one that uv made, or Debian's).
+python_with_pip() {
+    if "$new_python" -m pip --version >/dev/null 2>&1; then
+        echo "$new_python"
+        return 0
+    fi
+    [ -x "$state/pip/bin/pip" ] || "$new_python" -m venv --clear "$state/pip" || return 1
+    echo "$state/pip/bin/python"
+}
+
 #: run_tests LANE PYTHON FOLDER...: pytest with its report; no tests collected is a failure, unless
 #: words of the caller's choose among them.
 run_tests() {
@@ -171,7 +182,7 @@ desktop_track() {
         scripts/standin.sh base desktop "$state" "$NARROWGAUGE_TEST_BASE_DESKTOP" || return 1
     # Not before: it downloads the same torch, and pip keeps what it has downloaded.
     await lab38-install &&
-        stage wheels-desktop scripts/standin.sh wheels desktop "$NARROWGAUGE_TEST_WHEELS_DESKTOP" "$new_python"
+        stage wheels-desktop scripts/standin.sh wheels desktop "$NARROWGAUGE_TEST_WHEELS_DESKTOP" "$pip_python"
 }
 
 finish() {
@@ -194,7 +205,7 @@ main() {
         stage base scripts/standin.sh base cpu "$state" "$NARROWGAUGE_TEST_BASE" &
         jobs+=($!)
     fi
-    stage wheels scripts/standin.sh wheels cpu "$state/wheels" "$new_python" || return 1
+    stage wheels scripts/standin.sh wheels cpu "$state/wheels" "$pip_python" || return 1
     track 'lab311-install lab311-kernels lab38-kernels objects' lab_track &
     jobs+=($!)
     # Behind this shell too: while it waits for its jobs, and then alone, it takes signals at once.
@@ -212,6 +223,7 @@ begin=$SECONDS
 settings_of_pip
 require "$provision" "$docker" "$slow" "$cluster"
 new_python=$(newest_python)
+pip_python=$(python_with_pip) || finish 1
 old_python=$(python38)
 
 code=0
