@@ -51,7 +51,6 @@ class Progress:
         #: In this row, and the most that one before had.
         self._stretches = self._most_stretches = 1
         self._row_seconds: list[float] = []
-        self._started: float | None = None
         self._row_parameters: dict[str, Any] = {}
 
     def add(self, event: Event) -> None:
@@ -65,7 +64,6 @@ class Progress:
             # What the row before reached would be read as this one's.
             self.phase, self.figures = "", {}
             self._row_parameters = event.data.get("parameters", {})
-            self._started = event.t if self._started is None else self._started
         elif event.kind is EventKind.PROGRESS:
             done, total = event.data.get("done", 0), event.data.get("total", 0)
             part = min(1.0, done / total) if total else 0.0
@@ -110,15 +108,19 @@ class Progress:
         return min(_NEARLY, (self._newest - self._row_began) / mean)
 
     def eta_s(self, now: float) -> float | None:
-        """Seconds left, if it goes on as it went; None before there is anything to go by."""
-        if self._started is None or self.part <= 0.0:
+        """Seconds left, if it goes on as it went; None before there is anything to go by.
+
+        Rows that failed or were skipped are done, and say nothing of how long others take.
+        """
+        part = self._part_of_row()
+        whole = len(self._row_seconds) + part
+        if whole <= 0.0 or (self._stretches > 1 and not self._row_seconds):
             return None
-        if self._stretches > 1 and not self._row_seconds:
-            return None
+        spent = sum(self._row_seconds) + (now - self._row_began if self._row_goes_on else 0.0)
         # The first steps warm up: an hour, said for a run of minutes, is worse than nothing.
-        if now - self._started < _ETA_AFTER_S and self.part < _ETA_AFTER_PART:
+        if spent < _ETA_AFTER_S and self.part < _ETA_AFTER_PART:
             return None
-        return max(0.0, (now - self._started) * (1.0 - self.part) / self.part)
+        return max(0.0, spent * (self.rows_total - self.rows_done - part) / whole)
 
     def line(self, now: float) -> str:
         """One line that says it all."""

@@ -103,6 +103,17 @@ def test_a_failed_row_shows() -> None:
     assert progress.part == 1.0
 
 
+def test_a_row_that_failed_at_once_makes_no_other_row_shorter() -> None:
+    progress = Progress(tiny_job("precision=fp32,bf16,fp16"))
+    progress.add(event(EventKind.ROW_START, 100.0, 0, parameters={}))
+    progress.add(event(EventKind.ROW_END, 101.0, 0, status="failed"))
+    assert progress.eta_s(101.0) is None, "no row has worked yet"
+    progress.add(event(EventKind.ROW_START, 101.0, 1, parameters={}))
+    progress.add(event(EventKind.PROGRESS, 111.0, 1, done=1, total=4))
+
+    assert progress.eta_s(111.0) == pytest.approx(30.0 + 40.0)
+
+
 def test_a_skipped_row_has_not_failed() -> None:
     progress = half_way()
     progress.add(event(EventKind.ROW_END, 116.0, 1, status="skipped"))
