@@ -118,6 +118,22 @@ def test_a_run_shows_figures_environment_and_pictures(server: Served) -> None:
     assert (picture.status, picture.headers["content-type"]) == (200, "image/png")
 
 
+def test_what_came_of_a_run_that_is_over_stands_before_its_curves(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, FIRST)
+    with EventLog(folder.events_path) as log:
+        log.emit(EventKind.METRIC, 0, name="loss", unit="nat", source="x", values=[2.0, 1.0],
+                 index="epoch", conditions={})  # fmt: skip
+    with served(Store(tmp_path)) as server:
+        text = server.get(f"/runs/{FIRST}").text
+    begin(Store(tmp_path))
+    with served(Store(tmp_path)) as server:
+        live = server.get(f"/runs/{OPEN}").text
+
+    assert 0 < text.index("Figures</h2>") < text.index("Curves</h2>")
+    assert 0 < live.index("<progress") < live.index("Curves</h2>")
+    assert "Figures</h2>" not in live, "it has none yet"
+
+
 def test_a_run_that_goes_on_shows_how_far_it_is(server: Served) -> None:
     page = server.get(f"/runs/{OPEN}").text
     live = server.get(f"/runs/{OPEN}/live")

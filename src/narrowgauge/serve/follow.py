@@ -3,7 +3,6 @@ so that following a long run does not read it all again every second."""
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import stat
@@ -16,6 +15,7 @@ from typing import Any
 from narrowgauge.progress import Progress, duration
 from narrowgauge.report.text import clean
 from narrowgauge.serve.curves import curve_picture
+from narrowgauge.serve.series import SeriesStore
 from narrowgauge.store import RunFolder
 from narrowgauge.units import format_value
 from narrowgauge_contract.errors import NarrowgaugeError
@@ -25,8 +25,8 @@ __all__ = ["Follower", "Followers", "LiveView"]
 
 _LOG_FILE = "lab.log"
 _MOST_LINES, _MOST_BYTES, _MOST_LETTERS = 200, 16_384, 3500
-#: More curves than these do not fit a page; more values of one are not kept.
-_MOST_METRICS, _MOST_VALUES = 8, 20_000
+#: More curves than these do not fit a page.
+_MOST_CURVES = 8
 _MOST_FOLLOWERS = 8
 _LOG_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ENERGY_UNITS = ("J", "W")
@@ -58,9 +58,11 @@ class Follower:
         self._folder = folder
         self._lock = threading.Lock()
         self._tail = EventTail(folder.events_path)
-        self._progress = Progress(folder.job())
+        job = folder.job()
+        self._progress = Progress(job)
+        self._headline = tuple(job.spec["experiment"].get("headline", ()))
         self._log: deque[str] = deque(maxlen=_MOST_LINES)
-        self._series: dict[str, dict[int, list[float]]] = {}
+        self._series = SeriesStore()
         self._units: dict[str, str] = {}
         self._energy: dict[str, str] = {}
         self._odd = 0
@@ -104,18 +106,14 @@ class Follower:
         self._units[name] = unit
         if unit in _ENERGY_UNITS and values:
             self._energy[name] = format_value(values[-1], unit)
-        if name in self._series or len(self._series) < _MOST_METRICS:
-            kept = self._series.setdefault(name, {}).setdefault(row, [])
-            kept.extend(values[: _MOST_VALUES - len(kept)])
+        self._series.add(name, row, values)
 
     def _curves(self) -> list[tuple[str, str]]:
         found = []
-        for name, series in self._series.items():
-            drawn = {row: v for row, v in series.items() if any(map(math.isfinite, v))}
-            if drawn:
-                unit = self._units[name]
-                label = f"{name} ({unit})" if unit not in ("", "1") else name
-                found.append((label, curve_picture(name, unit, drawn)))
+        for name, rows in self._series.chosen(self._headline, _MOST_CURVES).items():
+            unit = self._units[name]
+            label = f"{name} ({unit})" if unit not in ("", "1") else name
+            found.append((label, curve_picture(name, unit, rows)))
         return found
 
     def _words(self) -> str:

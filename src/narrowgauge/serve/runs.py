@@ -152,10 +152,11 @@ def load_page(folder: RunFolder) -> RunPage:
 
 def _table(view: RunView) -> Table | None:
     record = view.record
-    if record is None:
+    found = view.configurations
+    # Of a run that goes on the first row may be in the making: no figures yet, and no fault of it.
+    if record is None or (view.state is RunState.OPEN and not any(each.valid for each in found)):
         return None
     metrics = view.headline or metric_names(record)[:3]
-    found = view.configurations
     names = statistics.varying(found)
     return Table(
         metrics=tuple(clean(name) for name in metrics),
