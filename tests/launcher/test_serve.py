@@ -426,6 +426,20 @@ def test_odd_events_do_not_hide_the_rest(tmp_path: Path, kind: str, data: object
     assert any(name == "loss (nat)" for name, _ in view.curves)
 
 
+@pytest.mark.parametrize("headline", [5, None, [3], "loss", {"a": 1}])
+def test_a_run_whose_declaration_is_damaged_is_followed(tmp_path: Path, headline: object) -> None:
+    folder = begin(Store(tmp_path))
+    document = json.loads(folder.job_path.read_text(encoding="utf-8"))
+    document["spec"]["experiment"]["headline"] = headline
+    folder.job_path.write_text(json.dumps(document), encoding="utf-8")
+
+    with served(Store(tmp_path)) as server:
+        page = server.get(f"/runs/{OPEN}")
+
+    assert page.status == 200
+    assert "loss (nat)" in page.text
+
+
 def test_the_log_of_a_native_run_is_its_end(tmp_path: Path) -> None:
     folder = begin(Store(tmp_path))
     (folder.path / "lab.log").write_bytes(b"early\n" * 9000 + b"\xff late\n")
