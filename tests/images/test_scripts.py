@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 #: What a Debian without anything of ours has.
-_TOOLS = ("awk", "cat", "cksum", "date", "df", "dirname", "du", "env", "find", "grep", "head", "mkdir",
+_TOOLS = ("awk", "cat", "cksum", "date", "dirname", "du", "env", "find", "grep", "head", "mkdir",
           "mktemp", "cp", "rm", "sed", "sh", "sleep", "sort", "tail", "id", "uname",
           "mv", "bash")  # fmt: skip
 
@@ -27,6 +27,7 @@ def bare(tmp_path: Path) -> Path:
         found = shutil.which(tool)
         assert found, tool
         (folder / tool).symlink_to(found)
+    room(folder, 100_000_000)
     return folder
 
 
@@ -34,6 +35,11 @@ def add(folder: Path, name: str, script: str) -> None:
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def room(folder: Path, kilobytes: int) -> None:
+    """What is free on the disk: the suite refuses to begin on a full one, and may fill this one."""
+    add(folder, "df", f"echo header; echo /dev/disk 0 0 {kilobytes} 0% /")
 
 
 @pytest.fixture
@@ -206,9 +212,7 @@ def test_the_suite_without_containers_needs_no_engine(clone: Path, bare: Path) -
 def test_the_suite_begins_on_no_disk_that_it_would_fill(
     clone: Path, bare: Path, words: tuple[str, ...], needed: int
 ) -> None:
-    (bare / "df").unlink()
-    full = needed * 1_000_000 - 1
-    add(bare, "df", f"echo header; echo /dev/disk 0 0 {full} 0% /")
+    room(bare, needed * 1_000_000 - 1)
 
     done = start(clone, bare, "scripts/test.sh", *words)
 
