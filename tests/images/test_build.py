@@ -383,16 +383,18 @@ MANIFEST = {"layers": [{"size": 2_000_000_000}, {"size": 500_000_000}]}
 
 
 def test_what_a_pull_costs_is_said_before_it(
-    docker: FakeDocker, targets: dict[str, Target]
+    docker: FakeDocker, targets: dict[str, Target], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (docker.folder / "manifest").write_text(json.dumps(MANIFEST))
+    usage = shutil.disk_usage(docker.folder)._replace(free=50 * 10**9)
+    monkeypatch.setattr("narrowgauge.images.base.shutil.disk_usage", lambda _: usage)
     said: list[str] = []
 
     build_image(BuildRequest(ROOT, targets["cpu"], env=docker.env), said.append)
 
     line = next(line for line in said if line.startswith("pulling"))
     assert "2.50 GB to download, 3 min at 100 Mbit/s" in line
-    assert f"GB free in {docker.folder}" in line
+    assert f"50 GB free in {docker.folder}" in line
 
 
 def test_a_pull_that_would_not_fit_is_not_begun(
