@@ -184,12 +184,16 @@ provide_uv() {
         "$state/uv/bin/pip" install --quiet --disable-pip-version-check uv
 }
 
-#: uv reads none of pip's settings: where packages come from, and what a proxy signs with, it is told.
-settings_of_pip() {
-    local index=${PIP_INDEX_URL:-}
-    [ -n "$index" ] || index=$("$(newest_python)" -m pip config get global.index-url 2>/dev/null)
-    if [ -n "$index" ]; then export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}; fi
+#: uv reads none of pip's settings: what a proxy signs with, and where packages come from, it is told.
+certificate_of_pip() {
     if [ -n "${PIP_CERT:-}" ]; then export SSL_CERT_FILE=${SSL_CERT_FILE:-$PIP_CERT}; fi
+}
+
+#: index_of_pip PYTHON: one that has pip.
+index_of_pip() {
+    local index=${PIP_INDEX_URL:-}
+    [ -n "$index" ] || index=$("$1" -m pip config get global.index-url 2>/dev/null)
+    if [ -n "$index" ]; then export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}; fi
 }
 
 #: An engine of our own, with its own data and socket; only where none answers.

@@ -220,10 +220,11 @@ rm -f "$logs"/* "$reports"/* "$stages"
 trap 'finish 130' INT TERM
 trap 'finish $?' EXIT
 begin=$SECONDS
-settings_of_pip
+certificate_of_pip
 require "$provision" "$docker" "$slow" "$cluster"
 new_python=$(newest_python)
 pip_python=$(python_with_pip) || finish 1
+index_of_pip "$pip_python"
 old_python=$(python38)
 
 code=0
