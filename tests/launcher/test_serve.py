@@ -24,6 +24,7 @@ from narrowgauge.errors import UsageError
 from narrowgauge.serve.curves import curve_picture
 from narrowgauge.serve.follow import Follower, Followers, LiveView
 from narrowgauge.serve.runs import find_picture, find_run
+from narrowgauge.serve.series import Series
 from narrowgauge.serve.server import bind
 from narrowgauge.store import RunFolder, Store
 from narrowgauge_contract.codec import dumps
@@ -474,6 +475,10 @@ def test_a_follower_is_let_go_when_others_are_watched(tmp_path: Path) -> None:
     assert len(followers._known) == 8
 
 
+def by_row(values: dict[int, list[float]]) -> dict[int, Series]:
+    return {row: Series(each) for row, each in values.items()}
+
+
 @pytest.mark.parametrize(
     ("series", "strokes"),
     [
@@ -485,22 +490,23 @@ def test_a_follower_is_let_go_when_others_are_watched(tmp_path: Path) -> None:
     ],
 )
 def test_curves_are_drawn(series: dict[int, list[float]], strokes: int) -> None:
-    picture = curve_picture("loss", "nat", series)
+    picture = curve_picture("loss", "nat", by_row(series))
 
     assert picture.count("<path") == strokes
     assert " nat; the newest value is " in picture
     assert len(picture) < 20_000
-    assert curve_picture("loss", "nat", {0: [math.nan]}) == ""
+    assert curve_picture("loss", "nat", by_row({0: [math.nan]})) == ""
 
 
 def test_rows_of_one_value_stand_beside_each_other() -> None:
-    picture = curve_picture("error", "1", {row: [1.0 + row] for row in (4, 5, 6)})
+    picture = curve_picture("error", "1", by_row({row: [1.0 + row] for row in (4, 5, 6)}))
 
     starts = [float(x) for x in re.findall(r'd="M (\S+)', picture)]
     assert len({round(x) for x in starts[:3]}) == 3
     assert re.findall(r">(row \d)<", picture) == ["row 4", "row 6"]
     assert "of 3 rows, between 5 and 7; the newest" in picture
-    assert "row" not in curve_picture("loss", "nat", {0: [1.0, 2.0], 1: [2.0]}).partition(">")[2]
+    several = by_row({0: [1.0, 2.0], 1: [2.0]})
+    assert "row" not in curve_picture("loss", "nat", several).partition(">")[2]
 
 
 def test_a_log_that_is_no_file_of_the_run_is_not_shown(tmp_path: Path) -> None:

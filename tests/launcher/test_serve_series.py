@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
-from narrowgauge.serve.series import SeriesStore
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from narrowgauge.serve.series import Series, SeriesStore
 
 
 def trained(store: SeriesStore, names: list[str], epochs: int, row: int = 0) -> None:
@@ -20,7 +25,11 @@ def test_all_values_of_all_rows_are_drawn_in_the_order_they_came() -> None:
 
     chosen = store.chosen((), 8)
 
-    assert chosen == {"loss": {0: [0.0, 1.0], 1: [0.0]}, "accuracy": {0: [0.0, 1.0], 1: [0.0]}}
+    both, one = [(0, 0.0), (1, 1.0)], [(0, 0.0)]
+    drawn = {
+        name: {row: each.points() for row, each in rows.items()} for name, rows in chosen.items()
+    }
+    assert drawn == {"loss": {0: both, 1: one}, "accuracy": {0: both, 1: one}}
     assert [*chosen] == ["loss", "accuracy"]
 
 
@@ -67,4 +76,39 @@ def test_what_is_kept_has_an_end() -> None:
 
     chosen = store.chosen((), 1000)
     assert len(chosen) == 32
-    assert len(chosen["metric0"][0]) == 5_000
+    assert len(chosen["metric0"][0].points()) < 257
+
+
+def test_a_long_series_is_drawn_to_its_end() -> None:
+    series = Series()
+    for step in range(1_000_000):
+        series.extend([float(step)])
+
+    points = series.points()
+    assert (series.count, series.newest) == (1_000_000, 999_999.0)
+    assert points[0] == (0, 0.0)
+    assert points[-1] == (999_999, 999_999.0)
+    assert all(place == value for place, value in points)
+    gaps = {b - a for (a, _), (b, _) in itertools.pairwise(points[:-1])}
+    assert len(gaps) == 1, "unevenly thinned"
+    assert len(points) >= 128
+
+
+@given(st.lists(st.floats(), max_size=600), st.integers(1, 97))
+def test_what_is_said_of_a_series_is_of_all_its_values(values: list[float], piece: int) -> None:
+    series = Series()
+    for begin in range(0, len(values), piece):
+        series.extend(values[begin : begin + piece])
+    finite = [value for value in values if math.isfinite(value)]
+
+    assert series.count == len(values)
+    assert (series.low, series.high) == (
+        min(finite, default=math.inf),
+        max(finite, default=-math.inf),
+    )
+    assert [series.newest] == pytest.approx(values[-1:] or [math.nan], nan_ok=True)
+    points = series.points()
+    assert all(values[place] == value for place, value in points)
+    assert points == Series(values).points(), "it matters in what pieces they come"
+    if len(values) < 256:
+        assert points == [(k, value) for k, value in enumerate(values) if math.isfinite(value)]

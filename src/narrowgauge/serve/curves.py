@@ -4,9 +4,10 @@ row has one value, the rows stand beside each other."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from narrowgauge.report.picture import svg_of
+from narrowgauge.serve.series import Series
 from narrowgauge.units import Scale, number
 
 __all__ = ["curve_picture"]
@@ -15,21 +16,19 @@ _WIDTH, _HEIGHT, _POINTS = 520.0, 150.0, 72
 #: Left: room for `2.035e-07` in the larger type that pages use on a phone.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 104.0, 20.0, 12.0, 26.0
 _QUIET, _HERE = "#000002", "#000004"
-#: As many points of a series as the picture has room for.
-_MOST_POINTS = 260
 
 
-def curve_picture(name: str, unit: str, series: Mapping[int, Sequence[float]]) -> str:
-    """The SVG of one metric: row -> its values so far. Empty where no value is finite."""
+def curve_picture(name: str, unit: str, series: Mapping[int, Series]) -> str:
+    """The SVG of one metric: row -> its series. Empty where no value is finite."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.transforms import IdentityTransform
 
-    finite = [value for values in series.values() for value in values if math.isfinite(value)]
-    if not finite:
+    low = min((each.low for each in series.values()), default=math.inf)
+    high = max((each.high for each in series.values()), default=-math.inf)
+    if low > high:
         return ""
-    low, high = min(finite), max(finite)
-    longest = max(len(values) for values in series.values())
+    longest = max(each.count for each in series.values())
     order = {row: place for place, row in enumerate(series)}
     # Single values make no curve, and would all lie on one spot: then x is the row.
     places = longest if longest > 1 else len(series)
@@ -37,7 +36,7 @@ def curve_picture(name: str, unit: str, series: Mapping[int, Sequence[float]]) -
 
     def place(row: int) -> tuple[list[float], list[float]]:
         x, y = [], []
-        for step, value in _thinned(series[row]):
+        for step, value in series[row].points():
             along = step if longest > 1 else order[row]
             x.append(_LEFT + (_WIDTH - _LEFT - _RIGHT) * along / max(1, places - 1))
             share = (value - low) / (high - low) if high > low else 0.5
@@ -67,10 +66,9 @@ def curve_picture(name: str, unit: str, series: Mapping[int, Sequence[float]]) -
         picture.text(x_text / _WIDTH, y_text / _HEIGHT, words, color=_QUIET, ha=align,
                      va="center_baseline", fontsize=11, parse_math=False)  # fmt: skip
     rows = f"{len(series)} rows" if len(series) > 1 else "one row"
-    last = series[newest][-1]
     most = " ".join(filter(None, (number(high), Scale(1.0, unit).word)))
     return svg_of(picture, f"{name} of {rows}, between {number(low)} and {most}; "
-                           f"the newest value is {number(last)}")  # fmt: skip
+                           f"the newest value is {number(series[newest].newest)}")  # fmt: skip
 
 
 def _ends(rows: Sequence[int], longest: int) -> list[tuple[float, float, str, str]]:
@@ -78,11 +76,3 @@ def _ends(rows: Sequence[int], longest: int) -> list[tuple[float, float, str, st
     first, last = ("1", str(longest)) if longest > 1 else (f"row {rows[0]}", f"row {rows[-1]}")
     ends = [(_LEFT, 8.0, first, "center"), (_WIDTH - 2, 8.0, last, "right")]
     return ends if first != last else ends[:1]
-
-
-def _thinned(values: Sequence[float]) -> Iterable[tuple[int, float]]:
-    """At most so many finite points, evenly spaced, first and last included."""
-    step = max(1, math.ceil(len(values) / _MOST_POINTS))
-    places = [*range(0, len(values), step), len(values) - 1]
-    found = dict.fromkeys(place for place in places if math.isfinite(values[place]))
-    return [(place, values[place]) for place in found]
