@@ -13,6 +13,7 @@ from typing import Any, Protocol, TextIO
 from narrowgauge.units import format_value
 from narrowgauge_contract.events import Event, EventKind
 from narrowgauge_contract.job import Job
+from narrowgauge_contract.spec import headline_of
 
 __all__ = ["LineReporter", "LiveReporter", "Progress", "Reporter", "SilentReporter", "duration"]
 
@@ -143,7 +144,7 @@ class Progress:
         return " · ".join(words)
 
     def _shown(self) -> list[tuple[str, str]]:
-        headline = [n for n in self.job.spec["experiment"].get("headline", ()) if n in self.figures]
+        headline = [name for name in headline_of(self.job.spec) if name in self.figures]
         rest = [name for name in reversed(self.figures) if name not in headline]
         return [(name, self.figures[name]) for name in (headline + rest)[:_FIGURES]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -33,6 +33,7 @@ from narrowgauge.view import (
 )
 from narrowgauge_contract.errors import ExitCode
 from narrowgauge_contract.outcome import Status, why_nothing_measured
+from narrowgauge_contract.spec import headline_of
 from narrowgauge_contract.summary import summary_lines
 from narrowgauge_contract.traces import TRACE_FILE
 
@@ -297,8 +298,7 @@ def headline_text(entry: Entry) -> str:
     record = entry.record
     if record is None:
         return ""
-    named: list[Any] = list(record.spec.get("experiment", {}).get("headline", ()))
-    for name in (n for n in named if n in metric_names(record)):
+    for name in (n for n in headline_of(record.spec) if n in metric_names(record)):
         all_rows = Configuration({}, record.rows)
         summary = statistics.summarize(all_rows.figures(name))
         if summary is not None:

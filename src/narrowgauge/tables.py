@@ -17,6 +17,7 @@ from narrowgauge.units import Scale, scale_of
 from narrowgauge.view import metric_names, unit_of
 from narrowgauge_contract.figures import median
 from narrowgauge_contract.record import Record
+from narrowgauge_contract.spec import headline_of
 
 __all__ = [
     "headed",
@@ -156,7 +157,8 @@ def markdown_table(record: Record, floors: Floors, metrics: Sequence[str] = ()) 
     Where the experiment names a baseline and its metric is shown, the ratio to it as well, with its
     95 % interval and the least effect that this comparison would find.
     """
-    chosen = [n for n in (metrics or _headline(record)) if n in metric_names(record)]
+    named = metrics or headline_of(record.spec) or metric_names(record)
+    chosen = [n for n in named if n in metric_names(record)]
     found = statistics.configurations(record.rows)
     names = statistics.varying(found)
     scales = {name: _scale(found, name, unit_of(record, name)) for name in chosen}
@@ -179,11 +181,6 @@ def markdown_table(record: Record, floors: Floors, metrics: Sequence[str] = ()) 
         lines.append(markdown_line([*cells, f"{len(each.valid)}/{len(each.rows)}"]))
     note = baseline.note() if baseline is not None else ""
     return "\n".join([*lines, *(["", note] if note else [])]) + "\n"
-
-
-def _headline(record: Record) -> tuple[str, ...]:
-    named = record.spec.get("experiment", {}).get("headline", ())
-    return tuple(named) or metric_names(record)
 
 
 def _scale(found: Iterable[Configuration], name: str, unit: str) -> Scale:

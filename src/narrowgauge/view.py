@@ -21,7 +21,7 @@ from narrowgauge_contract.events import read_events
 from narrowgauge_contract.job import Job
 from narrowgauge_contract.outcome import Metric, Row, Status
 from narrowgauge_contract.record import Record, compose
-from narrowgauge_contract.spec import ExperimentSpec, parse_spec
+from narrowgauge_contract.spec import ExperimentSpec, headline_of, parse_spec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,7 +78,7 @@ class RunView:
         if self.record is None:
             return ()
         known = metric_names(self.record)
-        named = [name for name in (self.spec.headline if self.spec else ()) if name in known]
+        named = [name for name in headline_of(self.record.spec) if name in known]
         return tuple(named or known[:3])
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "REPEATS",
     "ExperimentSpec",
     "Profile",
+    "headline_of",
     "load_spec",
     "load_toml",
     "parse_spec",
@@ -137,6 +138,16 @@ def _check_commas(spec: ExperimentSpec, path: Path) -> None:
                 f"{path} [parameters.{name}]: '{listed[0]}' would be a list on a command line",
                 next_step="set commas = true there: such a text is then always one value",
             )
+
+
+def headline_of(declaration: Mapping[str, Any]) -> Tuple[str, ...]:
+    """The metrics that the declaration in a job or record says first of a run, as far as they can
+    be read: what an older launcher wrote, or a damaged one, is shown all the same. Never raises."""
+    head = declaration.get("experiment")
+    named = head.get("headline") if isinstance(head, Mapping) else None
+    if not isinstance(named, (list, tuple)):
+        return ()
+    return tuple(name for name in named if isinstance(name, str))
 
 
 def parse_spec(document: Mapping[str, Any], where: str = "experiment.toml") -> ExperimentSpec:

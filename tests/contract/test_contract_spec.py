@@ -15,7 +15,7 @@ from narrowgauge_contract.errors import (
     UnknownNameError,
 )
 from narrowgauge_contract.outcome import Row, Status, Validity
-from narrowgauge_contract.spec import load_spec, parse_spec
+from narrowgauge_contract.spec import headline_of, load_spec, parse_spec
 
 
 def _with(path: str, value: Any) -> Dict[str, Any]:
@@ -42,6 +42,24 @@ def test_the_toy_is_read_as_it_stands() -> None:
     assert toy.parameters["lr"].default == 0.1
     assert toy.drawings[0].metrics == ("accuracy",)
     assert toy.requires_torch == ">=1.8"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ("experiment/headline", ["accuracy", "loss"], ("accuracy", "loss")),
+        ("experiment/headline", ("accuracy",), ("accuracy",)),
+        ("experiment/an_older_key", "kept", ("accuracy",)),
+        ("experiment/headline", ["accuracy", 3, None], ("accuracy",)),
+        ("experiment/headline", "accuracy", ()),
+        ("experiment/headline", None, ()),
+        ("experiment/headline", ..., ()),
+        ("experiment", ["headline"], ()),
+        ("experiment", ..., ()),
+    ],
+)
+def test_the_headline_is_read_of_any_declaration(path: str, value: Any, named: Any) -> None:
+    assert headline_of(_with(path, value)) == named
 
 
 @pytest.mark.parametrize(

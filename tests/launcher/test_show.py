@@ -15,6 +15,7 @@ from narrowgauge.draw import draw_run
 from narrowgauge.noise import Floors
 from narrowgauge.show import print_results, show_run
 from narrowgauge.store import RunFolder, Store
+from narrowgauge.tables import markdown_table
 from narrowgauge.units import format_value, number
 from narrowgauge.view import load_view, spark, to_json, warnings_of
 from narrowgauge_contract.events import EventKind, EventLog
@@ -216,6 +217,20 @@ def test_the_list_shows_every_state_newest_first(tmp_path: Path) -> None:
     assert "no record yet" in lines[1]
     assert "6/6" in lines[2]
     assert "accuracy 98.60 %" in lines[2]
+
+
+@pytest.mark.parametrize("spec", [{}, {"experiment": ["toy"]}, {"experiment": {"headline": 5}}])
+def test_a_declaration_that_cannot_be_read_hides_no_figures(
+    tmp_path: Path, spec: dict[str, object]
+) -> None:
+    folder, record = _changed(tmp_path, {"spec": spec})
+    stream = io.StringIO()
+
+    print_results(list(Store(tmp_path).entries()), Console(file=stream, width=80))
+
+    assert "6/6" in stream.getvalue()
+    assert "99.10 %" in _screen(folder)
+    assert "| 3/3 |" in markdown_table(record, Floors.none())
 
 
 def test_no_runs_says_how_to_make_one() -> None:

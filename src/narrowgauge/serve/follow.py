@@ -20,7 +20,7 @@ from narrowgauge.store import RunFolder
 from narrowgauge.units import format_value
 from narrowgauge_contract.errors import NarrowgaugeError
 from narrowgauge_contract.events import Event, EventKind, EventTail
-from narrowgauge_contract.job import Job
+from narrowgauge_contract.spec import headline_of
 
 __all__ = ["Follower", "Followers", "LiveView"]
 
@@ -61,7 +61,7 @@ class Follower:
         self._tail = EventTail(folder.events_path)
         job = folder.job()
         self._progress = Progress(job)
-        self._headline = _headline(job)
+        self._headline = headline_of(job.spec)
         self._log: deque[str] = deque(maxlen=_MOST_LINES)
         self._series = SeriesStore()
         self._units: dict[str, str] = {}
@@ -136,14 +136,6 @@ class Follower:
         except OSError:
             return []
         return text.splitlines()[-_MOST_LINES:]
-
-
-def _headline(job: Job) -> tuple[str, ...]:
-    """What the experiment says first of itself; nothing where its declaration cannot be read."""
-    try:
-        return job.experiment_spec().headline
-    except NarrowgaugeError:
-        return ()  # an older declaration, or a damaged one: the run itself can be followed
 
 
 class Followers:
