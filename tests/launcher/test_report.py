@@ -146,10 +146,20 @@ def test_a_section_says_what_was_claimed_found_and_would_change_it(report: Repor
     for words in (
         "bf16 is 1.5 times as fast as fp32.", "Table 2", "1.5 ± 10 %", "1.505", "1.48 to 1.53",
         "A ratio below 1.35", "narrowgauge reproduce toy/toy-reproduced", "NVIDIA H200",
-        "an effect of 1.2 % would have been found", "row 3: the row throttled", "1 505 image/s",
-        "6 processes", "<svg", "#run-20261121t100000z-toy-aaaaaa",
+        "an effect of 1.2 % would have been found", "row 3: the row throttled",
+        "1\N{NO-BREAK SPACE}505 image/s", "6 processes", "<svg", "#run-20261121t100000z-toy-aaaaaa",
     ):  # fmt: skip
         assert words in section, words
+
+
+def test_no_line_ends_within_a_number(report: Report) -> None:
+    first = dataclasses.replace(
+        report.claims[0], paper="3 000 000 of 24 images, 12 1234", here="1 505 image/s"
+    )
+    text = html_report(dataclasses.replace(report, claims=(first, *report.claims[1:])))
+
+    assert ">3\N{NO-BREAK SPACE}000\N{NO-BREAK SPACE}000 of 24 images, 12 1234</td>" in text
+    assert ">1\N{NO-BREAK SPACE}505 image/s</td>" in text
 
 
 def test_a_replay_says_that_it_is_no_reproduction() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -21,6 +22,7 @@ __all__ = ["content_policy_of", "environment", "html_report", "page_css"]
 
 #: More exclusions of one claim than these are counted, not listed.
 _MOST_EXCLUSIONS = 12
+_BETWEEN_THOUSANDS = re.compile(r"(?<=\d) (?=\d{3}(?!\d))")
 _SHEET, _SCRIPT = "style.css", "table.js"
 
 
@@ -52,7 +54,9 @@ def content_policy_of() -> str:
 def html_report(report: Report) -> str:
     """The whole report. The same report gives the same text."""
     pictures = {each.anchor: Markup(claim_picture(each)) for each in report.claims}
-    return environment().get_template("report.html.j2").render(
+    pages = environment()
+    pages.filters["whole"] = _whole
+    return pages.get_template("report.html.j2").render(
         report=report,
         css=Markup(page_css()),
         script=Markup(_source(_SCRIPT)),
@@ -66,6 +70,11 @@ def html_report(report: Report) -> str:
         number=_number,
         most=_MOST_EXCLUSIONS,
     )  # fmt: skip
+
+
+def _whole(text: str) -> str:
+    """No line ends within a number: the space between its thousands does not break."""
+    return _BETWEEN_THOUSANDS.sub("\N{NO-BREAK SPACE}", text)
 
 
 def _number(view: ClaimView) -> str:
