@@ -101,6 +101,7 @@ class Feed:
         self.augmentation = augmentation
         self._mean = torch.tensor(tuple(mean), device=device).view(-1, 1, 1)
         self._std = torch.tensor(tuple(std), device=device).view(-1, 1, 1)
+        self.channels_last = channels_last
         self._format = torch.channels_last if channels_last else torch.contiguous_format
         none = torch.zeros(len(labels), dtype=torch.int64, device=device)
         # Kept for the whole run and refilled in place: a captured graph reads these addresses.

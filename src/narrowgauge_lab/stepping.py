@@ -20,6 +20,7 @@ from narrowgauge_lab.augment import Feed
 from narrowgauge_lab.compiling import Forward, compiled_call, compiled_or_say
 from narrowgauge_lab.distributed import Group
 from narrowgauge_lab.graphs import EagerStep, GraphedStep, make_step
+from narrowgauge_lab.layouts import require_sound_channels_last
 from narrowgauge_lab.optim import FlatOptimizer
 from narrowgauge_lab.sentry import Lookout, Sentry
 
@@ -60,6 +61,9 @@ class Stepper:
         placing: Optional[Placing] = None,
         compiles: bool = False,
     ) -> None:
+        """Raises BadValueError for a layout that this network is not to be trained in."""
+        if training_set.channels_last:
+            require_sound_channels_last(model, mode.device)
         self.model = model
         self._forward = Forward(
             model, batch_size, compiled_call(model, model) if compiles else None

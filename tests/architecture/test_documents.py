@@ -67,13 +67,21 @@ def test_a_marker_reaches_the_page(tmp_path: Path) -> None:
         main(["--check"], tmp_path)
 
 
-@pytest.mark.parametrize("name", ["energy", "harness", "images", "launcher"])
-def test_the_table_of_a_benchmark_is_that_of_its_samples(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "script", "pattern"),
+    [
+        *((name, "bench.py", "*") for name in ("energy", "harness", "images", "launcher")),
+        ("layers", "channels_last.py", "channels-last-*"),
+    ],
+)
+def test_the_table_of_a_benchmark_is_that_of_its_samples(
+    name: str, script: str, pattern: str
+) -> None:
     folder = ROOT / "benchmarks" / name
     page = (folder / "README.md").read_text(encoding="utf-8")
-    (samples,) = (folder / "reference").glob("*.json")
+    (samples,) = (folder / "reference").glob(f"{pattern}.json")
     shown = subprocess.run(
-        [sys.executable, str(folder / "bench.py"), "--show", str(samples)],
+        [sys.executable, str(folder / script), "--show", str(samples)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
 

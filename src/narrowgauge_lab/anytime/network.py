@@ -17,7 +17,7 @@ from torch import nn
 
 from narrowgauge_contract.errors import BadValueError
 
-__all__ = ["Answer", "AnytimeNetwork", "State", "select"]
+__all__ = ["Answer", "AnytimeNetwork", "State", "laid_out", "select"]
 
 #: What a stage leaves for the next: tensors with the batch in their first dimension.
 State = Tuple[torch.Tensor, ...]
@@ -91,7 +91,29 @@ class AnytimeNetwork(nn.Module, abc.ABC):
             )
 
 
+def laid_out(images: torch.Tensor) -> torch.Tensor:
+    """Channels last on a CPU, where oneDNN convolves narrow layers and torch pools them faster so
+    (benchmarks/layers), and layers keep the layout that they are given; elsewhere as they are.
+
+    Not for networks that `require_sound_channels_last` refuses.
+    """
+    if images.device.type != "cpu":
+        return images
+    if images.shape[1] == 1:
+        # One channel is both layouts at once, and libraries go by the strides that it says.
+        return images.clone(memory_format=torch.channels_last)
+    return images.contiguous(memory_format=torch.channels_last)
+
+
 def select(state: State, samples: torch.Tensor) -> State:
     """The state of some samples: int64 indices [n] into the batch. This is the compaction: what
     does not go on is no longer computed, not masked."""
-    return tuple(part.index_select(0, samples) for part in state)
+    return tuple(_rows(part, samples) for part in state)
+
+
+def _rows(part: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    """Some samples in the layout of all: `index_select` alone would put channels first, element by
+    element, and all later layers would keep them there."""
+    if part.dim() == 4 and part.is_contiguous(memory_format=torch.channels_last):
+        return part.permute(0, 2, 3, 1).index_select(0, samples).permute(0, 3, 1, 2)
+    return part.index_select(0, samples)

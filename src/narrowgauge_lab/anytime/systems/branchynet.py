@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError, UnknownNameError
-from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State
+from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State, laid_out
 
 __all__ = ["NETS", "BranchyNet", "Net", "branchy_net"]
 
@@ -31,6 +31,9 @@ class BranchyNet(AnytimeNetwork):
         self.heads = nn.ModuleList(heads)
         self.exits = len(self.heads)
         self.classes = classes
+
+    def begin(self, images: torch.Tensor) -> State:
+        return (laid_out(images),)
 
     def advance(self, exit: int, state: State, head: bool = True) -> Answer:
         hidden = self.segments[exit](state[0])

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from narrowgauge_contract.errors import UnknownNameError
-from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State
+from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State, laid_out
 from narrowgauge_lab.anytime.systems.iresnext_incremental import IncrementalIResNeXt
 from narrowgauge_lab.anytime.systems.iresnext_parts import (
     GROUPS,
@@ -31,7 +31,6 @@ from narrowgauge_lab.anytime.systems.iresnext_parts import (
     Geometry,
     conv_weight,
     grouped_conv,
-    laid_out,
     prefixes,
 )
 

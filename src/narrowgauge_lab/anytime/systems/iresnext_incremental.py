@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State
+from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State, laid_out
 from narrowgauge_lab.anytime.systems.iresnext_parts import (
     GROUPS,
     BlockShape,
@@ -26,7 +26,6 @@ from narrowgauge_lab.anytime.systems.iresnext_parts import (
     Geometry,
     conv_weight,
     grouped_conv,
-    laid_out,
 )
 
 __all__ = ["IncrementalIResNeXt"]

@@ -21,7 +21,6 @@ __all__ = [
     "across_groups",
     "conv_weight",
     "grouped_conv",
-    "laid_out",
     "one_product",
     "prefixes",
 ]
@@ -109,14 +108,6 @@ class Drawn:
 def conv_weight(after: int, before: int, size: int, fan_out: int) -> nn.Parameter:
     """He et al. 2015 by what goes out of a filter: normal, of deviation √(2 / fan_out)."""
     return nn.Parameter(torch.randn(after, before, size, size) * (2.0 / fan_out) ** 0.5)
-
-
-def laid_out(images: torch.Tensor) -> torch.Tensor:
-    """Channels last on a CPU, where oneDNN trains these narrow layers faster so; elsewhere as they
-    are given."""
-    if images.device.type != "cpu":
-        return images
-    return images.contiguous(memory_format=torch.channels_last)
 
 
 def prefixes(weight: torch.Tensor, dim: int, sizes: Sequence[int]) -> List[torch.Tensor]:

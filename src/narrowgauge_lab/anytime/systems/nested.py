@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError
-from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State
+from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State, laid_out
 
 __all__ = ["NestedNet", "channels_of"]
 
@@ -83,6 +83,9 @@ class NestedNet(AnytimeNetwork):
         """Convolutions of 3×3 up to an answer, the first one of all left out: 2^exit · m."""
         self.require_exit(exit)
         return 2 * _RESOLUTIONS * (self.blocks << exit)
+
+    def begin(self, images: torch.Tensor) -> State:
+        return (laid_out(images),)
 
     def advance(self, exit: int, state: State, head: bool = True) -> Answer:
         """See AnytimeNetwork. The state is what the stage has after each of its layers, first

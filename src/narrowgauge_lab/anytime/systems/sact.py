@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError
-from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State
+from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State, laid_out
 from narrowgauge_lab.anytime.systems.act import Halter
 
 __all__ = [
@@ -209,7 +209,7 @@ class AdaptiveResNet(AnytimeNetwork):
         self, images: torch.Tensor, account: _Account
     ) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
         """The last block's output, and ρ and N of each block."""
-        hidden = self.conv(images)
+        hidden = self.conv(laid_out(images))
         account.add(self.conv.weight.numel() * hidden.shape[2] * hidden.shape[3])
         ponder, steps = [], []
         for block in self.blocks:
