@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from narrowgauge_contract.codec import encode
 from narrowgauge_contract.outcome import InsideFacts
@@ -24,11 +24,14 @@ MUST_AGREE = (
     "measurement",
     "device",
     "threads",
+    "allocator",
     "power_mode",
     "energy_source",
 )
 #: What begins the names of variables that say how many threads there are and how they wait.
 _THREADS = ("GOMP_", "KMP_", "MKL_", "OMP_")
+#: And of those that say where the memory of a CPU's tensors comes from.
+_ALLOCATOR = ("GLIBC_TUNABLES", "LD_PRELOAD", "MALLOC_", "THP_")
 
 
 def agreement_facts(record: Record) -> Dict[str, Any]:
@@ -50,17 +53,18 @@ def agreement_facts(record: Record) -> Dict[str, Any]:
         "kernels_build": inside.kernels_build if inside else None,
         "measurement": inside.measurement if inside else None,
         "device": (inside.accelerator or inside.cpu) if inside else None,
-        "threads": _threads(inside),
+        "threads": _variables(inside, _THREADS),
+        "allocator": _variables(inside, _ALLOCATOR),
         "power_mode": machine.power_mode if machine else None,
         "energy_source": sources,
     }
 
 
-def _threads(inside: Optional[InsideFacts]) -> Optional[Dict[str, str]]:
+def _variables(inside: Optional[InsideFacts], begins: Tuple[str, ...]) -> Optional[Dict[str, str]]:
     if inside is None:
         return None
     found = inside.environment.items()
-    return {name: value for name, value in sorted(found) if name.startswith(_THREADS)}
+    return {name: value for name, value in sorted(found) if name.startswith(begins)}
 
 
 def disagreements(one: Record, other: Record) -> List[str]:

@@ -46,6 +46,7 @@ _ENVIRONMENT = (
     "CUDA_",
     "CUDNN_",
     "DNNL_",
+    "GLIBC_TUNABLES",
     "GOMP_",
     "KMP_",
     "LD_PRELOAD",
@@ -57,6 +58,7 @@ _ENVIRONMENT = (
     "OPENBLAS_",
     "PYTHONHASHSEED",
     "PYTORCH_",
+    "THP_",
     "TORCH_",
 )
 #: These hold paths or say what an image is made of, and change nothing by themselves.

@@ -240,6 +240,17 @@ class TestAgreement:
             "device: None / H200",
         ]
 
+    @pytest.mark.parametrize("name", ["THP_MEM_ALLOC_ENABLE", "MALLOC_MMAP_MAX_", "LD_PRELOAD"])
+    def test_where_memory_comes_from_has_to_agree(self, name: str) -> None:
+        record = compose(_job(), None, WHOLE, _host())
+        assert record.inside is not None
+        environment = {**record.inside.environment, name: "1"}
+        inside = dataclasses.replace(record.inside, environment=environment)
+
+        (line,) = disagreements(record, dataclasses.replace(record, inside=inside))
+
+        assert line == f"allocator: {{}} / {{'{name}': '1'}}"
+
 
 class TestHostNote:
     """What a script on the host writes down for the lab."""
