@@ -72,6 +72,7 @@ def test_a_marker_reaches_the_page(tmp_path: Path) -> None:
     [
         *((name, "bench.py", "*") for name in ("energy", "harness", "images", "launcher")),
         ("layers", "channels_last.py", "channels-last-*"),
+        ("layers", "host_memory.py", "host-memory-*"),
     ],
 )
 def test_the_table_of_a_benchmark_is_that_of_its_samples(
