@@ -11,7 +11,7 @@ import torch
 
 from narrowgauge_contract.errors import BadValueError
 from narrowgauge_lab import precision
-from narrowgauge_lab.anytime.network import AnytimeNetwork, laid_out, select
+from narrowgauge_lab.anytime.network import AnytimeNetwork, added, laid_out, rectified, select
 from narrowgauge_lab.anytime.systems import branchynet, iresnext_incremental, nested, sact
 from narrowgauge_lab.anytime.systems.branchynet import branchy_net
 from narrowgauge_lab.anytime.systems.iresnext import iresnext
@@ -81,6 +81,33 @@ def test_answers_are_those_of_channels_first(name: str, monkeypatch: pytest.Monk
 
     for ours, theirs in zip(last, first):
         assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["b-lenet", "b-alexnet", "b-resnet-110", "nested"])
+def test_gradients_in_place_are_those_beside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net = NETS[name]().double().eval()
+    given, found = images(name).double(), []
+    for ways in ({}, {"rectified": torch.relu, "added": torch.add}):
+        for module in (branchynet, nested):
+            for word, way in ways.items():
+                monkeypatch.setattr(module, word, way, raising=False)
+        net.zero_grad()
+        sum(logits.pow(2).sum() for logits in net(given)).backward()  # type: ignore[union-attr]
+        found.append([parameter.grad.clone() for parameter in net.parameters()])
+
+    assert all(grad.any() for grad in found[0][:1])
+    for ours, theirs in zip(*found):
+        assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_memory_is_saved_on_a_cpu_alone() -> None:
+    maps, others = torch.tensor([-1.0, 2.0]), torch.tensor([1.0, 1.0])
+
+    assert rectified(maps).data_ptr() == maps.data_ptr()
+    assert added(maps, others).data_ptr() == maps.data_ptr()
+    assert maps.tolist() == [1.0, 3.0]
+    assert others.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("name", [name for name in NETS if name != "sact"])

@@ -13,11 +13,12 @@ import dataclasses
 from typing import List, Optional, Tuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError
 
-__all__ = ["Answer", "AnytimeNetwork", "State", "laid_out", "select"]
+__all__ = ["Answer", "AnytimeNetwork", "State", "added", "laid_out", "rectified", "select"]
 
 #: What a stage leaves for the next: tensors with the batch in their first dimension.
 State = Tuple[torch.Tensor, ...]
@@ -105,6 +106,17 @@ def laid_out(images: torch.Tensor) -> torch.Tensor:
     return images.contiguous(memory_format=torch.channels_last)
 
 
+def rectified(maps: torch.Tensor) -> torch.Tensor:
+    """The ReLU of maps that nobody else reads: in place on a CPU, where the memory of other maps
+    costs more than the operation (benchmarks/layers). A GPU's allocator keeps memory by itself."""
+    return F.relu_(maps) if maps.device.type == "cpu" else F.relu(maps)
+
+
+def added(maps: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """`others` + `maps`, which nobody else reads: likewise."""
+    return maps.add_(others) if maps.device.type == "cpu" else others + maps
+
+
 def select(state: State, samples: torch.Tensor) -> State:
     """The state of some samples: int64 indices [n] into the batch. This is the compaction: what
     does not go on is no longer computed, not masked."""
@@ -112,8 +124,9 @@ def select(state: State, samples: torch.Tensor) -> State:
 
 
 def _rows(part: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
-    """Some samples in the layout of all: `index_select` alone would put channels first, element by
-    element, and all later layers would keep them there."""
-    if part.dim() == 4 and part.is_contiguous(memory_format=torch.channels_last):
+    """Some samples in the layout of all: on a CPU `index_select` alone would put channels first,
+    element by element, and all later layers would keep them there."""
+    last = part.dim() == 4 and part.is_contiguous(memory_format=torch.channels_last)
+    if last and part.device.type == "cpu":
         return part.permute(0, 2, 3, 1).index_select(0, samples).permute(0, 3, 1, 2)
     return part.index_select(0, samples)

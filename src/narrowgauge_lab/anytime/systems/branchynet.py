@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError, UnknownNameError
-from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State, laid_out
+from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State, laid_out, rectified
 
 __all__ = ["NETS", "BranchyNet", "Net", "branchy_net"]
 
@@ -105,10 +105,11 @@ def _lecun(layer: nn.Module, gain: str = "linear") -> nn.Module:
     return layer
 
 
-def _relu() -> nn.ReLU:
-    """In place: nobody else reads what it is given, and of hundreds of images the memory of another
-    map takes longer than the operation."""
-    return nn.ReLU(inplace=True)
+class _ReLU(nn.ReLU):
+    """Of what nobody else reads."""
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        return rectified(maps)
 
 
 def _pool(size: int) -> nn.MaxPool2d:
@@ -130,13 +131,13 @@ class _ResponseNorm(nn.Module):
 
 def _lenet(layers: _Layers) -> Tuple[List[nn.Module], List[nn.Module]]:
     """1×28×28 → 30² → 15² → 17² → 9² → 11² → 6²."""
-    first = nn.Sequential(layers.conv(1, 5, 5, 3), _pool(2), _relu())
+    first = nn.Sequential(layers.conv(1, 5, 5, 3), _pool(2), _ReLU())
     branch = nn.Sequential(
-        *layers.head_conv(5, 10, 3, 1), _pool(2), _relu(), nn.Flatten(), layers.answer(10, 8 * 8)
+        *layers.head_conv(5, 10, 3, 1), _pool(2), _ReLU(), nn.Flatten(), layers.answer(10, 8 * 8)
     )
     rest = nn.Sequential(
-        layers.conv(5, 10, 5, 3), _pool(2), _relu(), layers.conv(10, 20, 5, 3), _pool(2),
-        _relu(), nn.Flatten(), layers.flat(20, 6 * 6, 84),
+        layers.conv(5, 10, 5, 3), _pool(2), _ReLU(), layers.conv(10, 20, 5, 3), _pool(2),
+        _ReLU(), nn.Flatten(), layers.flat(20, 6 * 6, 84),
     )  # fmt: skip
     return [first, rest], [branch, layers.answer(84)]
 
@@ -145,22 +146,22 @@ def _alexnet(layers: _Layers) -> Tuple[List[nn.Module], List[nn.Module]]:
     """3×32×32 → 32² → 16² → 8² → 4². The paper's text has the first branch after the first
     convolution, the program after the second: this is the program's."""
     first = nn.Sequential(
-        layers.conv(3, 32, 5, 2), _relu(), _pool(3), _ResponseNorm(),
-        layers.conv(32, 64, 5, 2), _relu(), _pool(3), _ResponseNorm(),
+        layers.conv(3, 32, 5, 2), _ReLU(), _pool(3), _ResponseNorm(),
+        layers.conv(32, 64, 5, 2), _ReLU(), _pool(3), _ResponseNorm(),
     )  # fmt: skip
     branch_1 = nn.Sequential(
-        *layers.head_conv(64, 32, 3, 1), _relu(), *layers.head_conv(32, 32, 3, 1), _relu(),
+        *layers.head_conv(64, 32, 3, 1), _ReLU(), *layers.head_conv(32, 32, 3, 1), _ReLU(),
         _pool(3), nn.Flatten(), layers.answer(32, 4 * 4),
     )  # fmt: skip
-    second = nn.Sequential(layers.conv(64, 96, 3, 1), _relu())
+    second = nn.Sequential(layers.conv(64, 96, 3, 1), _ReLU())
     branch_2 = nn.Sequential(
-        _pool(3), _ResponseNorm(), *layers.head_conv(96, 32, 3, 1), _relu(), _pool(3),
+        _pool(3), _ResponseNorm(), *layers.head_conv(96, 32, 3, 1), _ReLU(), _pool(3),
         nn.Flatten(), layers.answer(32, 2 * 2),
     )  # fmt: skip
     rest = nn.Sequential(
-        layers.conv(96, 96, 3, 1), _relu(), layers.conv(96, 64, 3, 1), _relu(), _pool(3),
-        nn.Flatten(), layers.flat(64, 4 * 4, 256), _relu(), nn.Dropout(0.5),
-        layers.flat(256, 1, 128), _relu(), nn.Dropout(0.5),
+        layers.conv(96, 96, 3, 1), _ReLU(), layers.conv(96, 64, 3, 1), _ReLU(), _pool(3),
+        nn.Flatten(), layers.flat(64, 4 * 4, 256), _ReLU(), nn.Dropout(0.5),
+        layers.flat(256, 1, 128), _ReLU(), nn.Dropout(0.5),
     )  # fmt: skip
     return [first, second, rest], [branch_1, branch_2, layers.answer(128)]
 
@@ -183,8 +184,8 @@ class _ResBlock(nn.Module):
         shortcut = images[:, :, :: self.stride, :: self.stride]
         if self.extra:
             shortcut = F.pad(shortcut, (0, 0, 0, 0, self.extra, 0))
-        hidden = F.relu_(self.bn1(self.conv1(images)))
-        return F.relu_(self.bn2(self.conv2(hidden)) + shortcut)
+        hidden = rectified(self.bn1(self.conv1(images)))
+        return rectified(self.bn2(self.conv2(hidden)) + shortcut)
 
 
 def _resnet(layers: _Layers) -> Tuple[List[nn.Module], List[nn.Module]]:
@@ -198,10 +199,10 @@ def _resnet(layers: _Layers) -> Tuple[List[nn.Module], List[nn.Module]]:
             narrows = position == 0 and after != sizes[0]
             blocks.append(_ResBlock(before, after, 2 if narrows else 1))
             before = after
-    first = nn.Sequential(layers.conv(3, 16, 3, 0), nn.BatchNorm2d(sizes[0]), _relu())
+    first = nn.Sequential(layers.conv(3, 16, 3, 0), nn.BatchNorm2d(sizes[0]), _ReLU())
     branch_1 = nn.Sequential(
-        *layers.head_conv(16, 64, 5, 2), _relu(), _ResponseNorm(),
-        *layers.head_conv(64, 32, 3, 1), _relu(), *layers.head_conv(32, 32, 3, 1), _relu(),
+        *layers.head_conv(16, 64, 5, 2), _ReLU(), _ResponseNorm(),
+        *layers.head_conv(64, 32, 3, 1), _ReLU(), *layers.head_conv(32, 32, 3, 1), _ReLU(),
         nn.Flatten(), layers.answer(32, 30 * 30),
     )  # fmt: skip
     branch_2 = nn.Sequential(

@@ -28,7 +28,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from narrowgauge_contract.errors import BadValueError
-from narrowgauge_lab.anytime.network import Answer, AnytimeNetwork, State, laid_out
+from narrowgauge_lab.anytime.network import (
+    Answer,
+    AnytimeNetwork,
+    State,
+    added,
+    laid_out,
+    rectified,
+)
 
 __all__ = ["NestedNet", "channels_of"]
 
@@ -104,7 +111,7 @@ class NestedNet(AnytimeNetwork):
             found.append([])
             for place, block in enumerate(stack):
                 shrinks = level > 0 and place == 0
-                stream = block(stream).add_(_halved(stream) if shrinks else stream)
+                stream = added(block(stream), _halved(stream) if shrinks else stream)
                 found[-1].append(stream)
         return found
 
@@ -119,17 +126,13 @@ class NestedNet(AnytimeNetwork):
             new = None if new is None else _halved(new)
             for given, block in zip(old, stack):
                 read = given if new is None else given + new
-                new = block(read) if new is None else block(read).add_(new)
+                new = block(read) if new is None else added(block(read), new)
                 found[-1] += [read, given + new]
         return found
 
 
 class _Block(nn.Module):
-    """What a layer adds to its stream: twice batch normalisation, ReLU and a 3×3 convolution.
-
-    ReLUs are in place, and so is what is added to the result: nobody else reads either, and memory
-    of hundreds of maps takes a CPU longer than the operations.
-    """
+    """What a layer adds to its stream: twice batch normalisation, ReLU and a 3×3 convolution."""
 
     def __init__(self, channels_in: int, channels: int) -> None:
         super().__init__()
@@ -140,8 +143,8 @@ class _Block(nn.Module):
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
 
     def forward(self, stream: torch.Tensor) -> torch.Tensor:
-        hidden = self.conv1(F.relu_(self.norm1(stream)))
-        return self.conv2(F.relu_(self.norm2(hidden)))
+        hidden = self.conv1(rectified(self.norm1(stream)))
+        return self.conv2(rectified(self.norm2(hidden)))
 
 
 class _Head(nn.Module):
@@ -153,7 +156,7 @@ class _Head(nn.Module):
         self.linear = nn.Linear(channels, classes)
 
     def forward(self, stream: torch.Tensor) -> torch.Tensor:
-        return self.linear(F.relu_(self.norm(stream)).mean((2, 3)))
+        return self.linear(rectified(self.norm(stream)).mean((2, 3)))
 
 
 def _layers(exit: int, count: int, widths: Sequence[int]) -> List[nn.ModuleList]:
