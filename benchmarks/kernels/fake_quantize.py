@@ -16,8 +16,10 @@ import dataclasses
 import statistics
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 import sample_files
 
 #: (name, shape, axis, channels_last). Each is many times larger than the caches of the device that

@@ -20,8 +20,10 @@ import dataclasses
 import statistics
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 import sample_files
 
 #: The extent of a branch's maps by its width: the stages of IResNeXt.

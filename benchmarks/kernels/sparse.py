@@ -17,8 +17,10 @@ import argparse
 import dataclasses
 import statistics
 import sys
+from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 import sample_files
 
 #: (channels, filters, height and width): DenseNet's and ResNet's, as the original publishes them.

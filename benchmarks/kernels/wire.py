@@ -18,8 +18,10 @@ import dataclasses
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 import sample_files
 
 #: (name, shape, channels_last): the maps of ResNet-20 at batch 32, one of ResNet-50, a linear

@@ -13,13 +13,15 @@ second image of what the first stage has left, as compaction takes them, by `ind
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import sample_files
 
 #: What is measured, and of how many images at once.
 WORK = (("pass", 1), ("pass", 256), ("training", 64), ("selection", 256))
@@ -136,15 +138,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
     parser.add_argument("--limit", type=float, default=5.0, help="seconds of one comparison")
-    parser.add_argument("--json", type=Path, help="write the raw samples there")
-    parser.add_argument("--show", type=Path, help="print the table of such a file; measure nothing")
+    sample_files.add_options(parser)
     options = parser.parse_args()
-    if options.show:
-        result = json.loads(options.show.read_text(encoding="utf-8"))
-    else:
-        result = measured(options.threads, options.limit)
-        if options.json:
-            options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result = sample_files.shown_or_measured(
+        options, lambda: measured(options.threads, options.limit)
+    )
     print(table(result))
     return 0
 

@@ -26,6 +26,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import sample_files
+
 SETTINGS: dict[str, dict[str, str]] = {
     "as it comes": {},
     "huge pages": {"THP_MEM_ALLOC_ENABLE": "1"},
@@ -137,19 +140,13 @@ def table(result: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5, help="processes of each setting")
-    parser.add_argument("--json", type=Path, help="write the raw samples there")
-    parser.add_argument("--show", type=Path, help="print the table of such a file; measure nothing")
+    sample_files.add_options(parser)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         json.dump(child(), sys.stdout)
         return 0
-    if options.show:
-        result = json.loads(options.show.read_text(encoding="utf-8"))
-    else:
-        result = measured(options.pairs)
-        if options.json:
-            options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result = sample_files.shown_or_measured(options, lambda: measured(options.pairs))
     print(table(result))
     return 0
 

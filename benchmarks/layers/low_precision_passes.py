@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import sample_files
 from low_precision_table import brief, line, table, targets
 
 #: (input channels, output channels, side of the input, window, stride) of ResNet-50's layers with
@@ -256,17 +257,13 @@ def main() -> int:
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--only", default="", help="layers whose name has this in it")
-    parser.add_argument("--json", type=Path, help="write the raw samples there")
-    parser.add_argument("--show", type=Path, help="print the table of such a file; measure nothing")
+    sample_files.add_options(parser)
     parser.add_argument("--brief", action="store_true", help="a line a layer, of our products")
     parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
     options = parser.parse_args()
-    if options.show:
-        result = json.loads(options.show.read_text(encoding="utf-8"))
-    else:
-        result = measure(options.batch, options.pairs, options.only)
-        if options.json:
-            options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result = sample_files.shown_or_measured(
+        options, lambda: measure(options.batch, options.pairs, options.only)
+    )
     print((brief if options.brief else table)(result))
     return int(options.check and not targets(result)[1])
 
